@@ -1,1 +1,1 @@
-"""Declarations of operators: keys, properties, casts; and the mapper that applies them to a row."""
+"""Declarations of operators: keys, properties, casts; and the mapper that applies them to rows."""

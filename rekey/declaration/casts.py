@@ -1,14 +1,5 @@
-"""Casts of wire values between EDM types. Pure.
-
-Rules kept here:
-
-* A cast works on text and never through a type that could lose digits; a value that would become another one
-  is refused (`bad-cast`): Int64 to Double past 2^53 unless exact, `007` to a number, -0.0 to an integer.
-* Another spelling of the same value is no loss: `1.50` is the Double 1.5, `True` the Boolean true, a DateTime
-  with fewer than 7 digits of fraction the same moment. Casting it back gives the canonical spelling.
-* Binary and Edm.String convert as base64 text, which is how Binary stands on the wire.
-* A value is annotated whenever its JSON form alone would not tell its type.
-"""
+"""Casts of wire values between EDM types. A cast works on text, never through a type that could lose digits,
+and refuses whatever would change the value. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +16,8 @@ from rekey.core import edm
 from rekey.core.limits import MAX_VALUE_BYTES, value_bytes
 from rekey.declaration.keys.moments import parse_ticks
 
-# Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32.
+# Types that rekey annotates when it makes a value: their JSON form alone does not tell the type (the Double
+# 3.0 would become Int32).
 ANNOTATED = frozenset({edm.INT64, edm.DOUBLE, edm.DATETIME, edm.GUID, edm.BINARY})
 
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
@@ -33,7 +25,8 @@ _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _BOOLEANS_AND_NUMBERS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 _FIRST_DATETIME = "1601-01-01"
 
-# The casts that exist, as pairs of EDM types: from, to.
+# The supported casts, as pairs of EDM types: from, to. Binary and String convert as base64 text, the form of
+# Binary on the wire.
 PAIRS: frozenset[tuple[str, str]] = frozenset(
     {(edm.STRING, other) for other in edm.TYPES - {edm.STRING}}
     | {(other, edm.STRING) for other in edm.TYPES - {edm.STRING}}
@@ -52,7 +45,7 @@ class Lossy(ValueError):
 
 
 def is_text_of(kind: str, text: str) -> bool:
-    """Tell whether a value of an EDM type has this text."""
+    """Tell whether some value of an EDM type has this text."""
     return _IS[kind](text)
 
 
@@ -66,7 +59,12 @@ def wire_value(kind: str, text: str) -> Any:
 def cast_value(value: object, was: str, to: str) -> Any:
     """Return a wire value of type `was` as a wire value of type `to`.
 
-    Raises Lossy when there is no such cast, when it would lose something, or when the result is over 64 KiB.
+    A different spelling of the same value is no loss: `1.50` is the Double 1.5, `True` the Boolean true, a
+    DateTime with fewer fractional digits the same moment. Casting it back gives the canonical spelling.
+
+    Raises:
+        Lossy: there is no such cast; the value would change (Int64 to Double beyond 2^53 unless exact, `007`
+            to a number, -0.0 to an integer); or the result exceeds 64 KiB.
     """
     if was == to:
         return value
@@ -74,7 +72,7 @@ def cast_value(value: object, was: str, to: str) -> Any:
         raise Lossy
     text = edm.canonical_text(was, value)
     if edm.BOOLEAN in (was, to) and edm.STRING not in (was, to):
-        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is the text of no Boolean and of no number
+        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is not valid text of a Boolean or a number
     elif was == edm.DOUBLE and to in edm.INT_RANGES:
         number = float(text)
         if not number.is_integer() or (number == 0 and text.startswith("-")):
@@ -95,7 +93,7 @@ def _is_integer(kind: str) -> Callable[[str], bool]:
 
 
 def _is_double(text: str) -> bool:
-    """Tell whether a text is a Double, or a decimal that a Double holds exactly as it is written."""
+    """Tell whether a text is a Double, or a decimal that a Double represents exactly."""
     if text in edm.NOT_FINITE:
         return True
     if _DECIMAL.fullmatch(text) is None or not math.isfinite(float(text)):

@@ -1,17 +1,4 @@
-"""The mapper: applies a declaration to rows. Pure.
-
-Rules kept here:
-
-* One source row gives one main row and, for each index, one row for each item; the same row always gives the
-  same rows. New rows hold key and properties only: no ETag, no Timestamp.
-* Rows that the service would refuse (for keys, size, number of properties) are refused here, before anything
-  is written.
-* A source row whose main and secondary rows share table and partition is refused if one transaction could not
-  delete all that were there and write all that are to be there.
-* Everything that does not depend on the row is computed once, in the constructor: `map_all` and `map_tables`
-  are the hot paths, and work step by step on many rows.
-* Refusals name the place in the declaration, never a value of the row.
-"""
+"""The mapper: applies a declaration to rows. Pure."""
 
 from __future__ import annotations
 
@@ -43,13 +30,13 @@ _OLD_KEY_CURE = (
 )
 
 
-# Secondary rows in the partition of their main row: with it, as many taken away and as many written are the
-# 100 operations of a transaction.
+# Secondary rows in the partition of their main row. One transaction has 100 operations: it must be able to
+# delete the main row with all its secondary rows and write as many new ones.
 MOST_SECONDARY = 49
-# What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
-# left of the 4 MiB of a transaction.
+# JSON bytes of the main row and these rows; keys and headers of 100 operations fit into what remains of the 4
+# MiB of a transaction.
 MOST_TOGETHER_BYTES = 3 * 1024 * 1024
-# Rows that are mapped step by step: as many as stay in the processor's cache.
+# Rows mapped at once: as many as stay in the processor's cache.
 _ROWS_AT_ONCE = 100
 
 _make = tuple.__new__
@@ -70,26 +57,27 @@ class Made(NamedTuple):
 
 
 class Mapper:
-    """Mapper of source rows to target and index rows, and of target rows back.
+    """Maps source rows to target and index rows, and target rows back. The same row always gives the same
+    rows; they hold keys and properties, no ETag and no Timestamp. `map_all` and `map_tables` are the hot
+    paths.
 
     Attributes:
         tables: names of the tables filled, main target first.
-        reversible: whether the declaration has a way back (`reverse=True`).
+        reversible: whether the migration can be rolled back after cutover (`reverse=True`).
         content_derived: whether any key depends on more than the source's PartitionKey and RowKey, so that a
             write can change target keys.
-        needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
-            read.
-        labels: what they are called where people read.
-        together: numbers of the tables whose rows stand in the main target's: 0 and those of secondary rows;
-            empty where there are none.
-        shared: numbers of the tables in which rows of two source keys may have the same key, as far as the
-            declaration proves: keys that fold spellings together or come from content.
+        needs_timestamp: whether `map` needs rows with the service's Timestamp, i.e. rows that were read.
+        labels: the tables' names in text for people.
+        together: numbers of the tables whose rows are in the main target's: 0 and those of secondary rows;
+            empty without any.
+        shared: numbers of the tables in which, as far as the declaration proves, two source keys may map to
+            the same key: keys that fold spellings together or come from content.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
             the authority, writing back gives the source row another one: do not compare these then.
     """
 
     def __init__(self, migration: Migration, secrets: Mapping[str, bytes]) -> None:
-        """Compile the declaration.
+        """Compile the declaration: whatever does not depend on a row is computed here, once.
 
         Args:
             migration: the declaration.
@@ -119,10 +107,12 @@ class Mapper:
         self._old_partition, self._old_row = migration.target.old_key_fields()
 
     def map(self, row: Row) -> list[TargetRow]:
-        """Return the rows that one source row gives: the main row first, then index rows.
+        """Return the rows that a source row maps to: the main row first, then index rows. Rows that the
+        service would refuse are refused here, before anything is written.
 
         Raises:
-            RowRefused: the declaration cannot be applied to this row.
+            RowRefused: the declaration cannot be applied to this row. It names the place in the declaration,
+                never a value of the row.
         """
         [made] = self._map((row,))
         return made
@@ -130,13 +120,12 @@ class Mapper:
     def map_all(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
     ) -> Iterator[tuple[Row, list[TargetRow]]]:
-        """Yield each of many rows with what `map` returns for it. Where that raises, the row is left out, and
-        `refused` is called with it and the error."""
+        """Yield each row with what `map` returns for it. A row it refuses is passed to `refused` instead."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
             try:
                 yield from zip(some, self._map(some), strict=True)
-            except RowRefused:  # of one of them; which one, they tell one by one
+            except RowRefused:  # of one of them; map them one by one to find it
                 for row in some:
                     try:
                         made = self.map(row)
@@ -148,8 +137,8 @@ class Mapper:
     def map_tables(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int | None = None
     ) -> Iterator[list[Made]]:
-        """Yield, by the number of their table, the rows that many rows map to: all at once, or whenever they
-        are at least `most`, since a row may map to many. `refused` is called as by `map_all`."""
+        """Yield the rows that many rows map to, by table number: all at once, or whenever there are at least
+        `most`, since a row may map to many. `refused` as for `map_all`."""
         made = [Made([], []) for _ in self.tables]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             if most is not None and sum([len(one.rows) for one in made]) >= most:
@@ -184,27 +173,25 @@ class Mapper:
         return made
 
     def kind_of(self, row_key: str) -> int:
-        """Return the table number of a row of the main target's table: 0, or a kind of secondary rows."""
+        """Return the table number of a row in the main target's table: 0, or that of its secondary rows."""
         return next((number for number, prefix in self._kinds if row_key.startswith(prefix)), 0)
 
     @property
     def read_once(self) -> list[int]:
-        """The numbers of tables to be read to see all rows once: of rows that share one, the first."""
+        """Numbers of the tables to read to see every row once."""
         return [number for number, name in enumerate(self.tables) if name not in self.tables[:number]]
 
     def number_of(self, table: int, row: Row) -> int:
-        """Return the table number of a row that was read with all rows of the table with a number."""
+        """Return the table number of a row that was read with those of table number `table`."""
         return table if table not in self.migration.kinds else self.migration.number_of(table, key_of(row))
 
     def is_shared(self, table: int) -> bool:
-        """Tell whether rows of other kinds are read with those of the table with a number."""
+        """Tell whether the table with a number also holds rows of other numbers."""
         return table in self.migration.kinds
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
-        """Return the table and key of every row that a source key gives, without its row.
-
-        None where keys depend on more than the old key, or the declaration cannot be applied to it.
-        """
+        """Return the table number and key of every row that a source key maps to, without reading its row;
+        None when keys depend on more than the old key, or the declaration cannot be applied to it."""
         if self.content_derived:
             return None
         row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
@@ -216,29 +203,22 @@ class Mapper:
         return found
 
     def source_key(self, target_row: Row) -> EntityKey:
-        """Return the old key of a main target row from the row itself.
-
-        Raises:
-            RowRefused: `no-old-key` when the row does not hold it.
-        """
+        """Return the old key of a main target row, from the row itself. Raises RowRefused (`no-old-key`)."""
         return EntityKey(
             self._old_key(target_row, self._old_partition, PARTITION_KEY),
             self._old_key(target_row, self._old_row, ROW_KEY),
         )
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
-        """Return the source row that maps to a main target row.
-
-        Properties that the mapping does not carry are kept from `source_row`; a value that did not change in
-        the target keeps the source's own spelling. Mapping the result gives the target row's content again.
-        Whether it also gives its key is for the caller to check: the properties that the key is made of may
-        have changed. If the declaration copies Timestamp, the result carries one, for mapping it again;
-        writers leave it out (`content_of`).
+        """Return the source row that maps to a main target row. Mapping it gives the target row's content
+        again; the caller checks its key, whose inputs may have changed. If the declaration copies Timestamp,
+        it carries one, for mapping it again; writers leave it out (`content_of`).
 
         Args:
             target_row: the main target row.
             old_key: the key of the source row.
-            source_row: the source row as it is now, None when there is none.
+            source_row: the current source row, or None: it keeps properties that the mapping does not carry,
+                and the spelling of unchanged values.
 
         Raises:
             RowRefused: `not-reversible`.
@@ -253,7 +233,8 @@ class Mapper:
     @cached_property
     def index_inputs_lost(self) -> tuple[str, ...]:
         """The properties of source rows that index rows are made of and that a main target row does not hold
-        as they were: by main rows alone index rows cannot be told then. Sorted; empty for most."""
+        unchanged, sorted; with any, index rows cannot be made from main rows alone. Empty for most
+        declarations."""
         mapping = self.migration.target.property_mapping
         held = {old for old, new in mapping.renames.items() if new not in mapping.casts}
         held |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
@@ -280,12 +261,8 @@ class Mapper:
         return None if "*" in inputs else frozenset(inputs)
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
-        """Return the index rows of a main target row by that row alone, as an application makes them; copies
-        of the source's Timestamp are of another moment.
-
-        Raises:
-            RowRefused: they cannot be made of it.
-        """
+        """Return the index rows of a main target row, made from that row alone as an application makes them.
+        Copies of the source's Timestamp hold a different moment. Raises RowRefused."""
         needed = self._index_inputs
         try:
             old_key = self.source_key(target_row)
@@ -303,7 +280,7 @@ class Mapper:
         ]
 
     def _check_together(self, made: Sequence[TargetRow]) -> None:
-        """Raise RowRefused where main and secondary rows could not be changed in one transaction."""
+        """Raise RowRefused if one transaction could not replace a partition's main and secondary rows."""
         partition = made[0].row[PARTITION_KEY]
         beside = [one for one in made if one.table in self.together and one.row[PARTITION_KEY] == partition]
         problem = ""
@@ -331,7 +308,7 @@ class Mapper:
 
 
 class _RowMaker:
-    """Maker of the rows of one table."""
+    """Makes the rows of one table."""
 
     def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
         self._where = where
@@ -342,18 +319,15 @@ class _RowMaker:
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
-        """Return the keys of the rows that one source row gives."""
         return [EntityKey(self._partition(row, ""), self._row(row, ""))]
 
     def make(self, row: Row, item: str, pointer: Row) -> Row:
-        """Return one new row, with `pointer` among its properties. Raises RowRefused where the service would
-        refuse the row."""
+        """Return one new row, with `pointer` among its properties."""
         out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
         self._fill((row,), (out,))
         return out
 
     def make_page(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the new row of each of many rows. Raises as `make`, for any of them."""
         keys = zip(self._partitions(rows), self._rows(rows), strict=True)
         made: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
         self._fill(rows, made)
@@ -368,7 +342,7 @@ class _RowMaker:
 
 
 class _IndexMaker(_RowMaker):
-    """Maker of the rows of one index table, each with the pointer to the main row."""
+    """Makes the rows of one index, each with the pointer to its main row."""
 
     def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
         super().__init__(index, index.where, secrets)
@@ -377,14 +351,13 @@ class _IndexMaker(_RowMaker):
         self._items = None if index.each is None else index.each.compile(scope)
 
     def keys(self, row: Row) -> list[EntityKey]:
-        """Return the keys of the index rows that one source row gives, each once."""
         if self._items is None:
             return super().keys(row)
         found = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
         return list(dict.fromkeys(found))
 
     def make_all(self, row: Row, main: Row) -> list[Row]:
-        """Return the index rows of one source row, each key once. Raises RowRefused."""
+        """Return the index rows of a source row, each key once."""
         for name in self._hidden:
             if row.get(name) is not None:
                 problem = (
@@ -395,7 +368,7 @@ class _IndexMaker(_RowMaker):
         pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
         if self._items is None:
             return [self.make(row, "", pointer)]
-        # two items with one key give equal rows, because content does not depend on the item
+        # Two items with the same key give equal rows: content does not depend on the item.
         made = [self.make(row, item, pointer) for item in self._items(row)]
         return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in made}.values())
 
@@ -403,12 +376,11 @@ class _IndexMaker(_RowMaker):
 def _key_makers(
     expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
 ) -> tuple[Evaluator, PageEvaluator]:
-    """Return the evaluators of one key, for one row and for many, which refuse keys that the service would
-    refuse."""
+    """Return a key's evaluators, for one row and for many, with the checks of the service."""
     scope = Scope(where, secrets)
     evaluate, evaluate_page = expression.compile(scope), expression.compile_page(scope)
     if isinstance(expression, Opaque):
-        return evaluate, evaluate_page  # 32 digits and letters, which no service refuses
+        return evaluate, evaluate_page  # 32 digits and letters are always valid
     may_be_empty = allow_empty or expression == Literal("")
 
     def make(row: Row, item: str) -> str:
@@ -418,7 +390,7 @@ def _key_makers(
 
     def make_page(rows: Sequence[Row]) -> list[str]:
         keys = evaluate_page(rows)
-        for key in {*keys}:  # each once: rows share their PartitionKey
+        for key in {*keys}:  # check each distinct key once: rows share their PartitionKey
             check_key(key, where, allow_empty=may_be_empty)
         return keys
 

@@ -1,24 +1,5 @@
-"""The declaration: the content of one migration script, as a value.
-
-Rules kept here:
-
-* A declaration is data. Its canonical form is JSON with sorted keys; its digest is SHA-256 of that JSON in
-  UTF-8. Equal declarations have equal digests on every machine and Python version; for `keys.custom` the
-  digest also covers the function's source.
-* Everything that can be wrong without looking at a row is refused here, with field and cure.
-* `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
-  found again from a target row alone, or when an operation has no inverse that the way back needs.
-* Rows of several kinds are in one table only if it is proved that their keys have constant beginnings that
-  tell them apart: then the keys alone say which kind a row is. In the main target's table the RowKey does; in
-  an index table PartitionKey or RowKey.
-* A group is a name that scripts share: they cut over together. The canonical form names it only if there is
-  one.
-* A script for many tables of one shape makes a migration for each, with a digest of its own and an id of the
-  script's id, `-` and the table's name. It names the tables and finds none by a pattern when it is read: a
-  table that appears later changes nothing. `rekey new --each` finds them.
-* With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
-  the mapping only when it is sealed.
-"""
+"""The declaration: the content of one migration script, as a value. Everything that can be wrong without
+looking at a row is refused here, with field and cure."""
 
 from __future__ import annotations
 
@@ -63,7 +44,7 @@ Keeping: TypeAlias = Literal["plain", "sealed"]
 MAPPINGS = ("plain", "sealed")
 
 FORMAT = "rekey/declaration/v1"
-# The name under which a script makes several migrations.
+# The name under which a script declares several migrations.
 MANY = "migrations"
 _NAME_THEM = 'name the tables, ["OrdersDE", "OrdersFR"]; `rekey new NAME --each "Orders*"` finds them'
 _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
@@ -86,7 +67,7 @@ class _Filled:
     allow_empty: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]
-    # Whether properties that no operation names are carried.
+    # Whether properties that no operation names are copied into the new row.
     carries_all: ClassVar[bool]
 
     def __post_init__(self) -> None:
@@ -105,7 +86,7 @@ class _Filled:
 
     @property
     def where(self) -> str:
-        """The name of this table in errors: `target`, `index[UsersByTag]`."""
+        """This table's name in errors: `target`, `index[UsersByTag]`."""
         return self.kind
 
     @cached_property
@@ -117,20 +98,19 @@ class _Filled:
         return ("partition_key", self.partition_key), ("row_key", self.row_key)
 
     def _keys_of_items(self) -> list[str]:
-        """Return the names of the keys that use `keys.item()`."""
         return [name for name, key in self._keys() if _uses_item(key)]
 
 
 @dataclass(frozen=True)
 class Target(_Filled):
-    """The new table that the migration fills with one row for each source row.
+    """The new table, filled with one row for each source row.
 
     Args:
-        table: its name; `Users@targets` for the table Users in the account of `[targets]`.
+        table: its name; `Users@targets` for the table Users in the target account (`[targets]`).
         partition_key: the new PartitionKey.
         row_key: the new RowKey.
-        properties: property operations (`rekey.declaration.props`); without any, every property is carried.
-        allow_empty: whether an empty key is meant (`keys.literal("")` always is).
+        properties: property operations (`rekey.declaration.props`); without any, every property is copied.
+        allow_empty: whether keys may be empty (`keys.literal("")` always may).
     """
 
     kind: ClassVar[str] = "target"
@@ -144,11 +124,11 @@ class Target(_Filled):
         _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
-        """Return the fields of a target row that hold the old PartitionKey and RowKey, or None."""
+        """Return the fields of a target row that hold the old PartitionKey and RowKey; None if not held."""
         return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
 
     def _holder_of(self, key: str) -> str | None:
-        # a row's key cannot change, a copied property can: so a key that holds it comes first
+        # a key comes first: a row's key cannot change, a copied property can
         if self.partition_key == Prop(key):
             return PARTITION_KEY
         if self.row_key == Prop(key):
@@ -158,24 +138,23 @@ class Target(_Filled):
 
 @dataclass(frozen=True)
 class Index(_Filled):
-    """Further rows made of the same source rows, in a table of their own or next to the main rows; they point
-    to the main row.
+    """Further rows made from the same source rows, in a table of their own or next to the main rows; they
+    point to the main row.
 
     Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes. In the
-    main target's table its rows are secondary rows: written in one transaction with their main row where that
+    main target's table its rows are secondary rows: written in one transaction with their main row if that
     has the same PartitionKey.
 
     Args:
-        table: its name; that of the main target if the RowKeys of both begin with constant text that tells
-            them apart, e.g. `keys.literal("AGE:") + …`; that of another index if PartitionKeys or RowKeys of
-            both do.
+        table: its name; the main target's if the RowKeys of both begin with constant text that tells them
+            apart, e.g. `keys.literal("AGE:") + …`; another index's if PartitionKeys or RowKeys of both do.
         each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
             `each`, one index row for each source row.
         partition_key: PartitionKey of the index row.
         row_key: RowKey of the index row.
         properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
             `copy`, `rename`, `set`, `cast`.
-        allow_empty: whether an empty key is meant.
+        allow_empty: whether keys may be empty.
     """
 
     each: Split | None = field(default=None, kw_only=True)
@@ -203,8 +182,8 @@ class Index(_Filled):
 
     @property
     def where(self) -> str:
-        """The name of this index in errors: `index[UsersByTag]`, with what its RowKeys begin with if that is
-        constant: `index[Races AGE:]`."""
+        """This index's name in errors: `index[UsersByTag]`, with the constant beginning of its RowKeys if
+        there is one: `index[Races AGE:]`."""
         return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
 
 
@@ -213,19 +192,21 @@ class Migration:
     """The declaration of one migration script, under the name `migration` in the script.
 
     Args:
-        source: the old table; one that an earlier migration moved is named as there, `Users@targets`.
+        source: the old table; one that an earlier migration moved to the target account is named as there,
+            `Users@targets`.
         target: the new table.
         indexes: further tables filled from the same rows.
         capture: `dual-write` (the application writes through rekey's client or proxy) or `delta` (no change
-            to the application; a short stop of writers at the end).
-        reverse: whether the migration can be rolled back after cutover. True needs old keys that can be found
-            again from target rows.
-        queries: what the application asks of the table (`rekey.declaration.query`); a plan rates keys by it.
-        load: how much it writes, e.g. `{"writes_per_second": 500}` (`rekey.declaration.requirements.LOADS`).
-        waive: advice that is set aside, by its code, each with a reason.
-        group: the scripts that name the same group cut over, go back and complete together.
-        mapping: `sealed` (old keys stand encrypted in the restricted store and the state file, under the key
-            that `[sealing]` names) or `plain`; sealed by default where a key is `keys.opaque`.
+            to the application; a short write downtime at the end).
+        reverse: whether the migration can be rolled back after cutover. True needs old keys that can be
+            recovered from target rows.
+        queries: the application's queries (`rekey.declaration.query`); a plan rates keys by them.
+        load: the application's load, e.g. `{"writes_per_second": 500}`
+            (`rekey.declaration.requirements.LOADS`).
+        waive: advice to ignore, by its code, each with a reason.
+        group: scripts with the same group cut over, roll back and complete together.
+        mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
+            that `[sealing]` names) or `plain`; the default is sealed if a key is `keys.opaque`.
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
@@ -268,13 +249,13 @@ class Migration:
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables the migration fills, by number: the main target first, then the indexes as declared. An
-        index of secondary rows repeats the main target's."""
+        index of secondary rows repeats the main target's table."""
         return tuple(one.table for one in self.filled)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the tables are called where people read, by number: kinds of rows in one table are told apart,
-        `Races` and `Races AGE:`."""
+        """The tables' names for people, by number; kinds of rows in one table differ: `Races`, `Races
+        AGE:`."""
         return tuple(
             " ".join([name, *filter(None, self.beginnings.get(number, ()))])
             for number, name in enumerate(self.tables)
@@ -287,8 +268,7 @@ class Migration:
 
     @cached_property
     def secondary(self) -> Mapping[int, str]:
-        """What the RowKeys of secondary rows begin with, by table number; all other rows of the main target's
-        table are main rows. Empty where no index shares that table."""
+        """The constant beginning of secondary rows' RowKeys, by table number; empty if there are none."""
         return {
             number: constant_prefix(index.row_key)
             for number, index in enumerate(self.indexes, start=1)
@@ -297,8 +277,8 @@ class Migration:
 
     @cached_property
     def beginnings(self) -> Mapping[int, tuple[str, str]]:
-        """What PartitionKeys and RowKeys of rows begin with, by table number: of secondary rows the RowKeys,
-        of index rows that share an index table both. Empty where no table is shared."""
+        """The constant beginnings of PartitionKeys and RowKeys in shared tables, by table number: of
+        secondary rows the RowKeys', of index rows both."""
         found = {number: ("", begins) for number, begins in self.secondary.items()}
         indexes = [(number, one) for number, one in enumerate(self.indexes, start=1) if number not in found]
         tables = [one.table for _, one in indexes]
@@ -309,8 +289,8 @@ class Migration:
 
     @cached_property
     def kinds(self) -> Mapping[int, Mapping[int, tuple[str, str]]]:
-        """By the number of a table that several kinds of rows share: the beginnings of all kinds but its own,
-        by their numbers. A row that has none of them is of that number's kind."""
+        """For each shared table, by its first number: the beginnings of the other numbers' keys. A row with
+        none of them belongs to the first number."""
         found: dict[int, dict[int, tuple[str, str]]] = {}
         for number, begins in self.beginnings.items():
             first = self.tables.index(self.tables[number])
@@ -319,7 +299,7 @@ class Migration:
         return found
 
     def number_of(self, table: int, key: EntityKey) -> int:
-        """Return the table number of a row that was read with all rows of the table with a number."""
+        """Return the table number of a row that was read with those of table number `table`."""
         for number, (partition, row) in self.kinds.get(table, {}).items():
             if key.partition.startswith(partition) and key.row.startswith(row):
                 return number
@@ -327,18 +307,16 @@ class Migration:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether any table of it is in the account of `[targets]`."""
+        """Whether any of its tables is in the target account."""
         return any(map(is_elsewhere, (self.source, *self.tables)))
 
     @property
     def is_maintained(self) -> bool:
-        """Whether clients go on maintaining index tables and secondary rows after `complete`, until the
-        handover."""
+        """Whether clients keep maintaining index and secondary rows after `complete`, until the handover."""
         return self.capture == "dual-write" and self.reverse and bool(self.indexes)
 
     @property
     def index_labels(self) -> tuple[str, ...]:
-        """What the index tables and the kinds of secondary rows are called where people read."""
         return self.labels[1:]
 
     @property
@@ -347,12 +325,12 @@ class Migration:
         return (self.target, *self.indexes)
 
     def shown(self, phase: str) -> str:
-        """Return the name by which people are told of a phase of this migration."""
+        """Return the name of a phase of this migration in text for people."""
         return shown(phase, self.capture)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether old keys stand encrypted in the restricted store and the state file."""
+        """Whether old keys are encrypted in the restricted store and the state file."""
         return self.mapping == "sealed"
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
@@ -365,20 +343,22 @@ class Migration:
 
     @property
     def key_inputs(self) -> frozenset[str]:
-        """The properties that the keys are made of; `*` among them when a custom function may read any."""
+        """The properties that the keys are made of; contains `*` when a custom function may read any."""
         return frozenset[str]().union(*(expression.inputs() for _, expression in self.key_expressions()))
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
+        # Group and mapping are named only where they differ from the default, so that scripts older than
+        # these fields keep their digests.
         sealed = {"mapping": self.mapping} if self.is_sealed else {}
         return {"format": FORMAT, **members(self), **sealed}
 
     def canonical_json(self) -> str:
-        """Return the canonical form: sorted keys, no spaces, characters unescaped."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the canonical form in UTF-8, as 64 hex digits."""
+        """Return the SHA-256 of the canonical form in UTF-8, as 64 hex digits: equal on every machine and
+        Python version. For `keys.custom` it also covers the function's source."""
         return hashlib.sha256(self.canonical_json().encode("utf-8")).hexdigest()
 
     def _check_tables(self) -> None:
@@ -386,7 +366,7 @@ class Migration:
         for one in self.filled:
             place, table = f"{one.where}.table", one.table
             if isinstance(one, Index) and table in self.tables[: self.filled.index(one)]:
-                continue  # `_check_kinds` looks whether the rows can be told apart
+                continue  # `_check_kinds` checks that the rows can be told apart
             earlier = seen.get(table.lower())
             cure = "give the new table a new name: keys cannot be changed in place"
             if earlier == "target.table":
@@ -398,7 +378,8 @@ class Migration:
             seen[table.lower()] = place
 
     def _check_kinds(self) -> None:
-        """Refuse rows of several kinds in one table that their RowKeys do not tell apart."""
+        """Refuse rows of several kinds in one table unless their keys' constant beginnings tell them apart:
+        the RowKeys' in the main target's table, PartitionKey's or RowKey's in an index table."""
         beside = [one for one in self.filled if one.table == self.target.table]
         kinds = [(one.where, constant_prefix(one.row_key)) for one in beside]
         for number, (where, prefix) in enumerate(kinds):
@@ -445,14 +426,13 @@ class Declared:
     Attributes:
         script_id: the file's stem.
         path: the file.
-        doc: the script's doc string, "" if it has none.
+        doc: the script's docstring, "" if it has none.
         depends: ids of the scripts that must be done before: those in `__depends__`, and the one that fills
-            this script's source table.
+            its source table.
         migration: the declaration.
         digest: its digest.
         content: the file as it was executed.
-        is_kept: the file is gone or cannot be read: this is the script as it was kept when the migration
-            began.
+        is_kept: the file is gone or cannot be read; this is the copy stored when the migration began.
         fault: why the file cannot be read; "" where it is gone.
     """
 
@@ -468,30 +448,32 @@ class Declared:
 
     @property
     def named(self) -> str:
-        """What commands that move the authority are given: the script's id, or its group if it has one."""
+        """The arguments that name it in commands that move the authority: the script's id, or its group."""
         return f"--group {self.migration.group}" if self.migration.group else self.script_id
 
     @property
     def fills(self) -> frozenset[str]:
-        """The names of the target tables, in lower case: the service does not tell cases apart."""
+        """The names of the target tables in lower case, because table names are case-insensitive."""
         return frozenset(name.lower() for name in self.migration.tables)
 
 
 def _apart(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Tell whether no row's keys can have the beginnings of both."""
+    """Tell whether no key can have both beginnings."""
     pairs = zip(one, other, strict=True)
     return any(not mine.startswith(its) and not its.startswith(mine) for mine, its in pairs)
 
 
 def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
-    """Return a migration for each table, for the name `migrations` in a script.
+    """Return a migration for each table, for the name `migrations` in a script. Each has its own digest, and
+    the id `script_id-table`. Tables are named, never matched by a pattern, so that a table that appears later
+    changes nothing; `rekey new --each` finds them.
 
     Args:
         tables: names of source tables.
-        make: returns the migration of the table that it is given.
+        make: returns the migration of a table.
 
     Raises:
-        InvalidDeclaration: no table is named, one twice, or a migration has another source.
+        InvalidDeclaration: no table is named, one is named twice, or a migration has another source.
     """
     names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
     refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
@@ -508,7 +490,7 @@ def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> d
 
 
 def required_secrets(migration: Migration) -> list[str]:
-    """Return the names of the secrets the declaration's keys need, sorted."""
+    """Return the names of the secrets that the declaration's keys need, sorted."""
     return sorted({node.secret for node in _opaques(migration)})
 
 

@@ -1,17 +1,5 @@
-"""How the properties of a new row come from a source row, and back.
-
-Rules kept here:
-
-* All conflicts between operations are found when the declaration is made; at run time an operation can
-  conflict only with a row's own properties.
-* Forward is compiled to a closure that copies wire values with their annotations, never decoding them unless
-  there is a cast.
-* A rename or a copy overwrites no property that a row carries: such a row is refused.
-* Backward gives a source row that maps forward to exactly the target row it came from, or refuses
-  (`not-reversible`): nothing that an application wrote to the target is lost silently.
-* A property that forward does not carry stays as the source row has it. A property that did not change in the
-  target keeps the source's own spelling and annotation.
-"""
+"""How the properties of a new row are made from a source row, and back. Conflicts between operations are
+found when the declaration is made; at run time an operation can conflict only with a row's own properties."""
 
 from __future__ import annotations
 
@@ -37,7 +25,8 @@ from rekey.model import (
     property_names,
 )
 
-# Function that reads source rows (first argument) and fills the new row of each (second).
+# Reads source rows (first argument) and fills the new row of each (second). Steps copy wire values with their
+# annotations and never decode them, except for a cast.
 Step: TypeAlias = Callable[[Sequence[Row], Sequence[Row]], None]
 
 _NAMED_AT_MOST = 3
@@ -46,28 +35,18 @@ _KNOWN_SHAPES = 4096
 
 @dataclass(frozen=True)
 class PropertyMapping:
-    """The operations of one target, sorted by what they do. Made by `property_mapping_of`, which checks them.
+    """The operations of one target, by what they do. Made and checked by `property_mapping_of`."""
 
-    Attributes:
-        field: where in the declaration, e.g. `target.properties`.
-        kept: the only source properties carried; None means all.
-        dropped: source properties not carried.
-        renames: new name by old name.
-        copies: source (property or key) by the copy's name.
-        constants: `Set` by name.
-        casts: `Cast` by the name in the new row.
-    """
-
-    field: str
-    kept: frozenset[str] | None
-    dropped: frozenset[str]
-    renames: Mapping[str, str]
-    copies: Mapping[str, str]
-    constants: Mapping[str, Set]
-    casts: Mapping[str, Cast]
+    field: str  # where in the declaration, e.g. `target.properties`.
+    kept: frozenset[str] | None  # the only source properties copied; None means all
+    dropped: frozenset[str]  # source properties not copied
+    renames: Mapping[str, str]  # new name by old name
+    copies: Mapping[str, str]  # source (property or key) by the copy's name
+    constants: Mapping[str, Set]  # `Set` by name
+    casts: Mapping[str, Cast]  # `Cast` by the name in the new row
 
     def carries(self, name: str) -> bool:
-        """Tell whether a source property is carried into the new row under its own name."""
+        """Tell whether a source property is copied into the new row under its own name."""
         if name in self.dropped or name in self.renames or name in self.constants:
             return False
         return self.kept is None or name in self.kept
@@ -79,7 +58,7 @@ class PropertyMapping:
 
     @property
     def restored(self) -> dict[str, str]:
-        """Source properties that only a copy brings into the new row, by the copy's name."""
+        """Source properties that are in the new row only as a copy, by the copy's name."""
         return {
             to: source
             for to, source in self.copies.items()
@@ -99,7 +78,7 @@ class PropertyMapping:
     # --- forward -------------------------------------------------------------------------------------
 
     def compile(self, scope: Scope) -> Step:
-        """Return the closure that fills new rows, whose keys are already in them, from source rows."""
+        """Return the step that fills new rows, which already have their keys, from source rows."""
         if self.kept is not None:
             carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
         else:
@@ -121,14 +100,9 @@ class PropertyMapping:
     # --- backward ------------------------------------------------------------------------------------
 
     def undo(self, target: Row, old_key: EntityKey, source: Row | None, forward: Step, scope: Scope) -> Row:
-        """Return the source row that maps to `target`.
-
-        Args:
-            target: the main target row.
-            old_key: the key of the source row.
-            source: the source row as it is now, None when there is none.
-            forward: this mapping, compiled.
-            scope: names the place in refusals.
+        """Return the source row that maps to exactly `target`, so that nothing an application wrote to the
+        target is silently lost. Properties that the mapping does not carry stay as in `source`; unchanged
+        ones keep its spelling and annotation. `forward` is this mapping, compiled.
 
         Raises:
             RowRefused: `not-reversible` when no source row maps to this target row.
@@ -138,14 +112,14 @@ class PropertyMapping:
         if source is not None:
             self._keep_what_is_the_sources(target, row, source, forward)
         for to in sorted(self.from_timestamp):
-            # `forward` below needs the moment that was copied; a writer leaves it out of the row anyway
+            # `forward` below needs the copied moment; writers leave it out of the row anyway
             if (moment := target.get(to, target.get(TIMESTAMP))) is not None:
                 row[TIMESTAMP] = moment
         again: Row = {}
         try:
             forward([row], [again])
         except RowRefused as refusal:
-            if refusal.code != "missing-property":  # only an unknown Timestamp
+            if refusal.code != "missing-property":  # here only the Timestamp can be missing
                 raise
             return row
         ours, theirs = canonical_content(again), canonical_content(target)
@@ -156,8 +130,8 @@ class PropertyMapping:
     def source_properties(
         self, target: Row, old_key: EntityKey, needed: SetOf[str] | None, scope: Scope
     ) -> Row:
-        """Return a source row with those properties that a target row gives back, whether or not it maps to
-        that row again. `needed`: only these; None: all. Raises RowRefused as `undo`."""
+        """Return a source row with the properties that a target row gives back, whether or not it maps to
+        that row again. `needed`: only these; None: all. Raises RowRefused."""
         row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
         self._undo_properties(target, row, scope, needed)
         return row
@@ -192,7 +166,7 @@ class PropertyMapping:
         try:
             forward([source], [mapped])
         except RowRefused:
-            mapped = {}  # the source row cannot be mapped, so no target value came from it
+            mapped = {}  # an unmappable source row gave no target value
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
         new_names |= {old: to for to, old in self.restored.items()}
         for old in property_names(source):
@@ -207,16 +181,8 @@ class PropertyMapping:
 
 
 def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:
-    """Return the operations of one target, checked against each other.
-
-    Args:
-        field: where in the declaration, for errors.
-        operations: as declared.
-        everything: whether properties that no operation names are carried (a main target) or not (an index).
-
-    Raises:
-        InvalidDeclaration: two operations contradict each other.
-    """
+    """Return the operations of one target, checked against each other. `everything`: whether properties that
+    no operation names are copied (main target) or not (index). Raises InvalidDeclaration."""
     for operation in operations:
         need(field, operation, Operation, "is not a property operation", cure="use props.…")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
@@ -255,7 +221,6 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
 
 
 def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict. Raises InvalidDeclaration where two have one name."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         refuse_if(name in found, field, f"{name} has two {what}", cure="write one")
@@ -291,12 +256,10 @@ def _check_sources(mapping: PropertyMapping) -> None:
 
 
 def _wire_fields(name: str) -> tuple[str, str]:
-    """Return the two fields a property can have on the wire: its value and its annotation."""
     return name, name + TYPE_SUFFIX
 
 
 def _carrying_only(names: Iterable[str]) -> Step:
-    """Return the step that carries the named properties."""
     wanted = [field for name in names for field in _wire_fields(name)]
 
     def carry_kept(rows: Sequence[Row], made: Sequence[Row]) -> None:
@@ -309,10 +272,9 @@ def _carrying_only(names: Iterable[str]) -> Step:
 
 
 def _carrying_all_but(names: Iterable[str]) -> Step:
-    """Return the step that carries every property except the named ones."""
     skipped = frozenset(field for name in names for field in _wire_fields(name))
 
-    # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
+    # Rows of a table have few shapes (tuples of field names); what to copy is computed once per shape.
     @lru_cache(_KNOWN_SHAPES)
     def carried_of(shape: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
@@ -322,10 +284,10 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
         carried: tuple[str, ...] = ()
         for row, out in zip(rows, made, strict=True):
             shape = tuple(row)
-            if shape != last:  # comparing takes half as long as looking up
+            if shape != last:  # comparing takes half as long as a lookup
                 last, carried = shape, carried_of(shape)
             for name in carried:
-                # the service stores no nulls, so a null an application sent is not a property
+                # The service stores no nulls: a null that an application sent is not a property.
                 if (value := row[name]) is not None:
                     out[name] = value
 
@@ -333,7 +295,6 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
 
 
 def _moving(old: str, new: str, scope: Scope) -> Step:
-    """Return the step that carries property `old` under the name `new`."""
     annotation, new_annotation = old + TYPE_SUFFIX, new + TYPE_SUFFIX
 
     def move(rows: Sequence[Row], made: Sequence[Row]) -> None:
@@ -341,6 +302,7 @@ def _moving(old: str, new: str, scope: Scope) -> Step:
             value = row.get(old)
             if value is None:
                 continue
+            # A rename or copy never overwrites a property of the row.
             if new in out:
                 problem = f"the row already has a property {new}"
                 cure = f'drop it (props.drop("{new}")), rename it, or choose another name'
@@ -353,7 +315,6 @@ def _moving(old: str, new: str, scope: Scope) -> Step:
 
 
 def _copying(source: str, to: str, scope: Scope) -> Step:
-    """Return the step that copies a property, a key or Timestamp to the name `to`."""
     move = _moving(source, to, scope)
     if source != TIMESTAMP:
         return move
@@ -372,7 +333,6 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
 
 
 def _setting(constant: Set) -> Step:
-    """Return the step that sets a constant."""
     constants: Row = {constant.name: constant.value}
     if constant.edm in ANNOTATED:
         constants[constant.name + TYPE_SUFFIX] = constant.edm
@@ -385,7 +345,6 @@ def _setting(constant: Set) -> Step:
 
 
 def _casting(cast: Cast, scope: Scope) -> Step:
-    """Return the step that casts a property of the new row."""
     name, to, was = cast.name, cast.to, cast.was
     annotation = name + TYPE_SUFFIX
 

@@ -1,17 +1,11 @@
 """Property operations: what a target or index row carries besides its key.
 
-Rules kept here:
-
-* Operations describe the new row as one whole: each names properties of the *source* row and the name it
-  makes in the new one, so their order does not matter. `cast` names the property as it is called in the new
-  row.
-* A main target carries every property that no operation takes away; an index row only what operations give
-  it, which `keep_all` makes the same.
-* An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
-  the row carries is refused, except `set`, whose meaning that is.
-* The way back undoes a rename, a copy, and a cast that declares what the type was; all else that operations
-  take away remains in the source only.
-* Values stay wire values with their annotations.
+Operations describe the new row as a whole: each names properties of the source row and the name it makes in
+the new one, so their order does not matter; `cast` names the property as it is called in the new row. A main
+target carries every property that no operation removes, an index row only what operations give it. An
+operation on a property that a row lacks does nothing for that row; one that would overwrite a property the
+row carries is refused, except `set`. Rollback undoes a rename, a copy, and a cast that declares `was`;
+whatever else operations remove is in the source only.
 """
 
 from __future__ import annotations
@@ -32,21 +26,20 @@ from rekey.model import SYSTEM_PROPERTIES
 
 @dataclass(frozen=True)
 class Operation:
-    """One property operation. Make one with the functions of this module."""
+    """One property operation. Make it with the functions of this module."""
 
-    # The operation's name in canonical data: `class Rename(Operation, op="rename", made="new")`.
+    # Its name in canonical data: `class Rename(Operation, op="rename", made="new")`.
     op: ClassVar[str]
-    # The field that holds the name of the property it makes in the new row, "" for none.
+    # The field with the name of the property it makes in the new row, "" for none.
     made: ClassVar[str]
 
-    # What its short form tells of its fields.
+    # Format of its fields in `describe`.
     shown: ClassVar[str]
 
     def __init_subclass__(cls, op: str, made: str = "", shown: str = "") -> None:
         cls.op, cls.made, cls.shown = op, made, shown
 
     def as_json(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data: its name and all its fields."""
         return {"op": self.op, **members(self)}
 
     def describe(self) -> str:
@@ -56,32 +49,32 @@ class Operation:
 
     @property
     def makes(self) -> str | None:
-        """The name of the property it makes in the new row, None when it makes none."""
+        """The property it makes in the new row, None when it makes none."""
         return str(getattr(self, self.made)) if self.made else None
 
 
 @dataclass(frozen=True)
 class Keep(Operation, op="keep", shown="{names}"):
-    """Only these source properties are carried. No inverse: the others stay in the source only."""
+    """Only these source properties are copied. No inverse: the others remain in the source only."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class KeepAll(Operation, op="keep_all"):
-    """An index row carries every source property that no other operation takes away."""
+    """An index row copies every source property that no other operation removes."""
 
 
 @dataclass(frozen=True)
 class Drop(Operation, op="drop", shown="{names}"):
-    """These source properties are not carried. No inverse: they stay in the source only."""
+    """These source properties are not copied. No inverse: they remain in the source only."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
-    """A property under another name. Inverse: the rename back."""
+    """A property under another name. Inverse: the reverse rename."""
 
     old: str
     new: str
@@ -89,7 +82,7 @@ class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
 
 @dataclass(frozen=True)
 class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
-    """A property or a key once more under another name. Inverse: the copy is dropped."""
+    """A property or a key copied under another name. Inverse: the copy is dropped."""
 
     source: str
     to: str
@@ -97,7 +90,7 @@ class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
 
 @dataclass(frozen=True)
 class Set(Operation, op="set", made="name", shown="{name}, {edm}"):
-    """A typed constant. No inverse: what it replaces stays in the source only.
+    """A typed constant. No inverse: what it replaces remains in the source only.
 
     Attributes:
         name: the property.
@@ -110,7 +103,7 @@ class Set(Operation, op="set", made="name", shown="{name}, {edm}"):
     value: str | int | float | bool
 
     def as_json(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data; the value as text, because JSON has no NaN."""
+        """JSON has no NaN, so the value is text."""
         text = canonical_text(self.edm, self.value)
         return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
 
@@ -124,7 +117,6 @@ class Cast(Operation, op="cast", shown="{name}, {to}"):
     was: str | None = None
 
     def inverse(self) -> Cast | None:
-        """Return the cast back, None when the type before the cast is not declared."""
         return None if self.was is None else Cast(self.name, self.was, self.to)
 
 
@@ -141,23 +133,23 @@ def edm_name(field: str, name: object) -> str:
 
 
 def keep(*names: str) -> Operation:
-    """Carry only these source properties (what other operations make is carried too). No inverse."""
+    """Copy only these source properties (and what other operations make). No inverse."""
     return Keep(_names("props.keep", names))
 
 
 def keep_all() -> Operation:
-    """Carry the whole source row into an index row, but for what `drop` and `rename` take away. A main target
-    does that without being told."""
+    """Copy the whole source row into an index row, except what `drop` and `rename` remove. (A main target
+    always does.)"""
     return KeepAll()
 
 
 def drop(*names: str) -> Operation:
-    """Do not carry these source properties. No inverse: they stay in the source only."""
+    """Do not copy these source properties. No inverse: they remain in the source only."""
     return Drop(_names("props.drop", names))
 
 
 def rename(old: str, new: str) -> Operation:
-    """Carry the source's property `old` under the name `new`. Inverse: the rename back."""
+    """Copy the source's property `old` under the name `new`. Inverse: the reverse rename."""
     _source_name("props.rename(old)", old)
     _new_name("props.rename(new)", new)
     refuse_if(old == new, "props.rename", f"{old} is renamed to itself", cure="leave the operation out")
@@ -165,12 +157,12 @@ def rename(old: str, new: str) -> Operation:
 
 
 def copy(source: str, *, to: str) -> Operation:
-    """Carry a value once more under the name `to`. Inverse: the copy is dropped.
+    """Copy a value under the additional name `to`. Inverse: the copy is dropped.
 
     Args:
         source: a source property, or `PartitionKey`, `RowKey` (both become Edm.String) or `Timestamp`
-            (becomes Edm.DateTime: the moment the source row was last written, which the new row cannot keep
-            otherwise). A copied key is how old keys are found again.
+            (becomes Edm.DateTime: when the source row was last written, which the new row cannot keep
+            otherwise). A copied key is how old keys are recovered from target rows.
         to: the name in the new row.
     """
     if source not in SYSTEM_PROPERTIES:
@@ -180,14 +172,13 @@ def copy(source: str, *, to: str) -> Operation:
     return Copy(source, to)
 
 
-def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa: A001, A002 - the words meant
-    """Give the property `name` a constant value, which replaces what the source row has there. No inverse.
+def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa: A001, A002 - the natural names
+    """Set the property `name` to a constant, which replaces the source row's value. No inverse.
 
     Args:
         name: the property in the new row.
-        value: str, bool, int (Int32 unless `type` says int64), float, bytes, `uuid.UUID`, an aware
-            `datetime`; or, with `type`, its text: `set("At", "2024-01-02T03:04:05.1234567Z",
-            type="datetime")`.
+        value: str, bool, int (Int32 unless `type` is int64), float, bytes, `uuid.UUID`, an aware `datetime`;
+            or, with `type`, its text: `set("At", "2024-01-02T03:04:05.1234567Z", type="datetime")`.
         type: EDM type: string, int32, int64, double, boolean, datetime, guid or binary (as base64 text).
     """
     _new_name("props.set(name)", name)
@@ -207,15 +198,15 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
 
 
 def cast(name: str, to: str, was: str | None = None) -> Operation:
-    """Give a property another EDM type; a value that would change is refused (`bad-cast`).
+    """Convert a property to another EDM type; a value that would change is refused (`bad-cast`).
 
     Args:
         name: the property as it is called in the new row.
-        to: the EDM type it gets, `Edm.Int64` or `int64`: Binary, Boolean, DateTime, Double, Guid, Int32,
-            Int64, String. All become String and come from it; numbers become each other, Booleans integers
-            and back.
-        was: the EDM type it has in the source; a row with any other type is refused. Only with it is the
-            inverse known, so a declaration with `reverse=True` needs it.
+        to: the new EDM type, `Edm.Int64` or `int64`: Binary, Boolean, DateTime, Double, Guid, Int32, Int64,
+            String. Every type can be cast to and from String, numbers to each other, Booleans to integers and
+            back.
+        was: the EDM type in the source; a row with any other type is refused. Without it the cast has no
+            inverse, so a declaration with `reverse=True` needs it.
     """
     _source_name("props.cast(name)", name)
     target = edm_name("props.cast(to)", to)
@@ -249,7 +240,7 @@ def _new_name(field: str, name: object) -> None:
 
 
 def _constant(field: str, value: object) -> tuple[str, str]:
-    """Return the EDM type that a Python constant naturally has, and its text."""
+    """Return the natural EDM type of a Python constant, and its text."""
     match value:
         case bool():
             return BOOLEAN, "true" if value else "false"

@@ -1,11 +1,4 @@
-"""The application's queries: declared in a script, so that a plan can rate keys by them.
-
-Rules kept here:
-
-* A query names the properties of the source whose values the application knows when it asks, `PartitionKey`
-  and `RowKey` (the old ones) among them. How it is answered is for the plan to find out.
-* A query is data, like everything in a declaration; it changes no row, only what a plan says.
-"""
+"""The application's queries, declared in a script so that a plan can rate keys by them."""
 
 from __future__ import annotations
 
@@ -22,14 +15,15 @@ MAX_ROWS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Query:
-    """One question of the application. Make one with `point`, `range` or `latest`.
+    """A query of the application. Make it with `point`, `range` or `latest`.
 
     Attributes:
         kind: `point`, `range` or `latest`.
-        known: properties whose values are known when it is asked.
-        by: of `range`, the property that lies between two values; of `latest`, the one that tells which rows
-            are newest, None for any moment that is in a key.
-        rows: how many rows come back.
+        known: properties of the source (also the old `PartitionKey` and `RowKey`) whose values the
+            application knows when it queries.
+        by: of `range`, the property that lies between two values; of `latest`, the one that orders rows by
+            age, None for any moment in a key.
+        rows: rows returned.
     """
 
     kind: Kind = field(metadata=told("query"))
@@ -55,13 +49,13 @@ def point(*known: str) -> Query:
     return Query("point", _names("query.point", known))
 
 
-def range(by: str, *, within: Iterable[str] = (), rows: int = 1000) -> Query:  # noqa: A001 - the word meant
+def range(by: str, *, within: Iterable[str] = (), rows: int = 1000) -> Query:  # noqa: A001 - the natural name
     """Return the query for rows whose property lies between two values.
 
     Args:
         by: the property, e.g. a DateTime.
         within: properties whose values are known.
-        rows: how many rows come back, more or less.
+        rows: approximate number of rows returned.
     """
     need_int("query.range(rows)", rows, least=1, most=MAX_ROWS)
     return Query("range", _names("query.range(within)", within), need_text("query.range(by)", by), rows)
@@ -72,7 +66,7 @@ def latest(rows: int, *, by: str | None = None, within: Iterable[str] = ()) -> Q
 
     Args:
         rows: how many.
-        by: the property that tells when a row was new; None: any moment that is in a key.
+        by: the property that orders rows by age; None: any moment in a key.
         within: properties whose values are known.
     """
     need_int("query.latest(rows)", rows, least=1, most=MAX_ROWS)

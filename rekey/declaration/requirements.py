@@ -1,13 +1,5 @@
-"""Requirements in a script: the queries that the keys must serve, the load, and the advice that is set aside.
-
-Rules kept here:
-
-* All of it is optional and part of the canonical form only when given: a script without any of it keeps the
-  digest it has.
-* Unknown names are refused: a misspelt requirement would not be looked at.
-* Advice is set aside by its code, with a reason that can be read later. A code never changes: scripts waive
-  by it. Each has a page in docs/advice/.
-"""
+"""Optional requirements in a script: queries, load and waived advice. They are in the canonical form only
+when given, so that a script without them keeps its digest."""
 
 from __future__ import annotations
 
@@ -19,7 +11,8 @@ from rekey.core.texts import table
 from rekey.declaration.keys.base import InvalidDeclaration, need, need_list, refuse_if
 from rekey.declaration.query import Query
 
-# The names in `load=`, with their meanings.
+# The names in `load=`, with their meanings. Unknown names are refused, so that a misspelled requirement is
+# not silently ignored.
 LOADS = {
     "writes_per_second": "rows written in a second, at the busiest",
     "rows_per_batch": "rows the application writes in one transaction",
@@ -27,7 +20,8 @@ LOADS = {
 }
 
 
-# All kinds of advice: code and title.
+# Code and title of each advice. A code never changes, because scripts waive by it; each has a page in
+# docs/advice/.
 CODES: dict[str, str] = table(Path(__file__).with_name("codes.toml"))
 
 

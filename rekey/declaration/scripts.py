@@ -1,21 +1,5 @@
-"""Reading migration scripts from their folder. Not pure: this module reads and executes files.
-
-Rules kept here:
-
-* Every `*.py` file of the folder is a migration script, except files whose names begin with `_`: those are
-  modules that scripts and `keys.custom` may import. Folders are never scripts.
-* A file makes one `migration`, or `migrations` for several tables (`for_each_table`): those have ids of the
-  file's stem, `-` and the table's name, and are loaded as if each had a file of that name.
-* A script is executed in a module of its own. Meanwhile the folder is importable; afterwards `sys.path` and
-  `sys.modules` are as they were (installed packages that the script imported stay imported), and no bytecode
-  was written. A custom function must therefore import what it needs at the top of its module, not when it is
-  called.
-* A fault of a script is raised as `DeclarationError` with script, field and cure. Neither source text nor the
-  text of an exception is shown: only types, names and line numbers. `--debug` shows that text.
-* The order is fixed: dependencies first, then by script id. A script whose source is another one's target
-  depends on it, whether `__depends__` says so or not.
-* The scripts of a group have one capture, a source each, and do not wait for each other.
-"""
+"""Reads and executes migration scripts of a folder. Errors show types, names and line numbers only; source
+text and texts of exceptions are shown with `--debug` alone."""
 
 from __future__ import annotations
 
@@ -43,13 +27,13 @@ from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
-# Most scripts of a group: their control rows are moved in one transaction of the service.
+# Scripts per group: their control rows are moved in one transaction of the service.
 MAX_MEMBERS = 100
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
 _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
 _CODING = re.compile(rb"coding[:=]")  # PEP 263, in the first two lines
 _FEW_BYTES = 100
-# Messages of the compiler that hold at most names, brackets and keywords of the script, no text of it.
+# Compiler messages with names, brackets and keywords of the script at most, and none of its text.
 _SAFE_MESSAGES = (
     "'(' ",
     "'[' ",
@@ -70,7 +54,7 @@ _SAFE_MESSAGES = (
     "unmatched ",
     "unterminated ",
 )
-# Words of other tools for expressions and operations.
+# Words that other tools use for expressions and operations.
 _MEANT = {
     **dict.fromkeys(("remove", "delete", "exclude"), "drop"),
     **dict.fromkeys(("concat", "combine"), "join"),
@@ -87,8 +71,8 @@ def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
 
     Args:
         folder: the folder.
-        kept: migrations whose files are gone; what they depend on may be missing, and another script, of
-            another name, may fill their tables.
+        kept: stored migrations whose files are gone; their dependencies may be missing, and a script with
+            another id may fill their tables.
 
     Raises:
         ConfigurationError: the folder does not exist or cannot be read.
@@ -106,14 +90,14 @@ def read_scripts(
     begun: Collection[str] = (),
     kept_of: Callable[[Path, DeclarationError], Iterable[Declared]] = lambda _path, _error: (),
 ) -> tuple[list[Declared], dict[str, DeclarationError]]:
-    """Return the migrations of a folder that can be used, as `load_scripts` does, and what is wrong with the
-    others, by script id. A fault of one script is no fault of another, unless that depends on it.
+    """Return the usable migrations of a folder in the order of `load_scripts`, and the errors of the others
+    by script id. An error in one script affects no other, unless that depends on it.
 
     Args:
         folder, kept: as for `load_scripts`.
-        begun: ids of migrations that have begun. Where scripts contradict each other, one that has not begun
-            is at fault, and a dependency that is gone is no fault of one that has.
-        kept_of: returns the migrations that a file began, as they were kept, when it cannot be read.
+        begun: ids of migrations that have begun. Where scripts contradict each other, the error is that of
+            one that has not begun; a migration that has begun may lack a dependency.
+        kept_of: returns the stored migrations of a file that cannot be read.
 
     Raises:
         ConfigurationError: the folder does not exist or cannot be read.
@@ -127,6 +111,7 @@ def read_scripts(
         ) from error
     scripts, kept, broken = list[Declared](), list(kept), dict[str, DeclarationError]()
     for path in paths:
+        # These are modules that scripts and `keys.custom` may import.
         if path.name.startswith("_"):
             continue
         try:
@@ -146,14 +131,11 @@ def read_scripts(
 
 
 def load_script(path: Path, kept: bytes | None = None) -> Declared:
-    """Return one migration; whether the scripts that it depends on exist is not checked.
+    """Return one migration, without checking that its dependencies exist. Raises DeclarationError.
 
     Args:
-        path: its file; of a file that makes several, the migration's id in place of the file's stem.
-        kept: what the file held, if it is gone.
-
-    Raises:
-        DeclarationError: the script is wrong, or makes no such migration, or several.
+        path: its file; for a file that declares several, with the migration's id in place of the file's stem.
+        kept: the stored content, if the file is gone.
     """
     file = path if kept is not None else file_of(path)
     found = {one.script_id: one for one in _load(file, kept, path.stem)}
@@ -166,18 +148,14 @@ def load_script(path: Path, kept: bytes | None = None) -> Declared:
 
 
 def file_of(path: Path) -> Path:
-    """Return the file that makes the migration with the id `path.stem`, if there is one, else `path`."""
+    """Return the file that declares the migration with the id `path.stem`, if it exists, else `path`."""
     stem = path.stem.rpartition("-")[0]
     of_many = path.with_name(f"{stem}.py")
     return of_many if stem and not path.is_file() and of_many.is_file() else path
 
 
 def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Declared]:
-    """Return the migrations that a file makes; of one that was kept, `wanted` is the id that it was kept for.
-
-    Raises:
-        DeclarationError: the script is wrong.
-    """
+    """Return the migrations that a file declares. For stored content, `wanted` is the migration's id."""
     script_id = path.stem
     if _ID.fullmatch(script_id) is None:
         form = f"letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters"
@@ -236,7 +214,7 @@ def _content(path: Path) -> bytes:
 
 def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
     try:
-        # from bytes, so that a coding line is obeyed; tracebacks name the script's own file
+        # From bytes, so that a coding line is obeyed; with the path, so that tracebacks name the script.
         code = compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if not_utf8 := _not_utf8(content):
@@ -253,7 +231,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
     module.__file__ = str(path)
     with _importable(path.parent, module):
         try:
-            exec(code, module.__dict__)  # noqa: S102 - executing the operator's own script is what we are for
+            exec(code, module.__dict__)  # noqa: S102 - runs the operator's own script by design
         except InvalidDeclaration:
             raise
         except ImportError as error:
@@ -263,20 +241,19 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
             cure = f"install the package where rekey runs, or {next_to_it}"
             raise InvalidDeclaration("", problem, cure=cure, fault=str(error)) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
-            # a script can raise anything, and the error's text may hold anything: only type and line go on
+            # A script can raise anything, with any text: pass on type and line only.
             raise _failed(error, path) from None
     return module
 
 
 def _typed(path: Path) -> str:
-    """Return a path as it can be typed where the program runs."""
     with suppress(OSError, ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
 
 
 def _not_utf8(content: bytes) -> str:
-    """Return what is wrong with the encoding of a script; "" when it can be read, or names one itself."""
+    """Return what is wrong with a script's encoding, or ""."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:_FEW_BYTES]:
         return "the file is in UTF-16, or is no text"
     try:
@@ -289,13 +266,15 @@ def _not_utf8(content: bytes) -> str:
 
 @contextmanager
 def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
-    """Make the folder's modules importable within the context, and remove all traces of that after it."""
+    """Make the folder's modules importable within the context, write no bytecode, and restore `sys.path` and
+    `sys.modules` afterwards; installed packages that the script imported stay imported. A custom function
+    must therefore import what it needs at the top of its module."""
     packages = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
     names = {path.stem for path in folder.glob("*.py")} | packages
     for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
         problem = "the name hides a module that scripts need"
         raise DeclarationError(f"{folder.name}/{name}", "", problem, cure="rename it")
-    # namesakes from elsewhere are put back below
+    # modules of the same name from elsewhere are restored below
     namesakes = {name: found for name, found in sys.modules.items() if name.partition(".")[0] in names}
     known = sys.modules.keys() - namesakes
     for name in namesakes:
@@ -303,7 +282,7 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     search, bytecode = list(sys.path), sys.dont_write_bytecode
     sys.path.insert(0, str(folder.resolve()))
     sys.dont_write_bytecode = True
-    # dataclasses and the like look their module up by name
+    # dataclasses and others look up their module by name
     sys.modules[module.__name__] = module
     importlib.invalidate_caches()
     try:
@@ -321,7 +300,7 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
 def _lies_in(module: ModuleType, folder: Path) -> bool:
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
     files = [Path(place).resolve() for place in places if place]
-    # a virtual environment may lie in the folder, too: modules installed there stay imported
+    # A virtual environment may be in the folder; modules installed there stay imported.
     return any(file.is_relative_to(folder.resolve()) and "site-packages" not in file.parts for file in files)
 
 
@@ -334,7 +313,7 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     where = _line_of(error, path)
-    # Messages about a wrong call hold names of functions and parameters only.
+    # Messages about wrong calls hold only names of functions and parameters.
     text = str(error) if isinstance(error, TypeError) else ""
     missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
     if found := missing or unexpected:
@@ -364,25 +343,22 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
 
 
 def _function_of(call: str) -> Callable[..., object] | None:
-    """Return the function or class of rekey that has a name, None when none has."""
     return next((getattr(one, call) for one in (keys, props, rekey) if hasattr(one, call)), None)
 
 
 def _takes(function: Callable[..., object]) -> str:
-    """Return what a function takes, without types: `(source, *, to)`."""
+    """Return a function's parameters without types: `(source, *, to)`."""
     signature = inspect.signature(function)
     plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
 def _said(call: str) -> str:
-    """Return what a function of `keys` or `props` takes, as the end of a cure; "" for another one."""
     function = next((getattr(one, call) for one in (keys, props) if hasattr(one, call)), None)
     return f", which is {call}{_takes(function)}" if function else ""
 
 
 def _instead_of(name: str, call: str) -> str:
-    """Return what to write in place of an argument that a function or class of rekey does not have."""
     function = _function_of(call)
     if function is None:
         return "leave it out, or see the examples in migrations/"
@@ -392,7 +368,6 @@ def _instead_of(name: str, call: str) -> str:
 
 
 def _similar(name: str, names: Iterable[str]) -> str:
-    """Return the name that somebody meant who wrote another one; "" when none is similar."""
     plain = {one.replace("_", "").lower(): one for one in names}
     written = name.replace("_", "").lower()
     if _MEANT.get(written) in plain:
@@ -417,13 +392,14 @@ def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
 def _with_chains(
     scripts: Sequence[Declared], begun: Collection[str] = (), broken: Collection[str] = ()
 ) -> dict[str, Declared]:
-    """Add the dependencies that tables imply. Raises DeclarationError for a table that two scripts fill, and
-    for a dependency that does not exist, or is `broken`."""
+    """Add the dependencies that tables imply: a script whose source another script fills depends on it.
+    Raises DeclarationError for a table that two scripts fill, and for a dependency that does not exist or is
+    `broken`."""
     fills: dict[str, str] = {}
     for script in scripts:
         for table in script.migration.tables:
             other = fills.setdefault(table.lower(), script.script_id)
-            if other != script.script_id and not script.is_kept:  # those come last
+            if other != script.script_id and not script.is_kept:  # stored ones come last
                 problem = f"{other} fills the table {table} too"
                 cure = "give each migration tables of its own"
                 raise DeclarationError(script.script_id, "target", problem, cure=cure)
@@ -446,7 +422,8 @@ def _with_chains(
 
 
 def _check_groups(scripts: Mapping[str, Declared]) -> None:
-    """Raise DeclarationError for a script that cannot cut over together with the others of its group."""
+    """Raise DeclarationError for a script that cannot cut over with the others of its group: they need the
+    same capture, a source each, and must not depend on each other."""
     first: dict[str, Declared] = {}
     owners: dict[tuple[str, str], str] = {}
     counts = Counter(one.migration.group for one in scripts.values() if one.migration.group)
@@ -476,7 +453,7 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
 
 
 def _line_of_group(script: Declared) -> str:
-    """Return ` (line 7)`: where the script names its group; "" where it does not say it in words."""
+    """Return ` (line 7)`: where the script names its group; "" if not literally."""
     named = (node for node in ast.walk(ast.parse(script.content)) if isinstance(node, ast.keyword))
     lines = [node.lineno for node in named if node.arg == "group"]
     return f" (line {lines[0]})" if lines else ""
@@ -488,9 +465,10 @@ def _ordered(scripts: Mapping[str, Declared], begun: Collection[str] = ()) -> li
     try:
         waiting.prepare()
     except CycleError as error:
-        # graphlib lists it against the direction of the dependencies, its first script also as the last
+        # graphlib lists the cycle against the direction of the dependencies, with its first script repeated
+        # at the end.
         cycle = error.args[1][:0:-1]
-        # One that can be left out, where there is one.
+        # Start with one that can be left out, if there is one.
         start = cycle.index(min(cycle, key=lambda one: (one in begun or scripts[one].is_kept, one)))
         cycle = cycle[start:] + cycle[:start]
         problem = f"a cycle: {' → '.join([*cycle, cycle[0]])}"

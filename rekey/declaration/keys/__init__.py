@@ -1,9 +1,7 @@
 """Key expressions: pure, deterministic, declared functions from a row to the text of a key.
 
-Where an operand is asked for, a string is the name of a property: `keys.lower("Email")` is
-`keys.lower(keys.prop("Email"))`. Constant text is always `keys.literal("…")`. Expressions compose with `+`
-and `keys.join`. One file per family: `base`, `text`, `pieces`, `moments`, `hashes`,
-`escape`.
+A string as an operand is the name of a property: `keys.lower("Email")` is `keys.lower(keys.prop("Email"))`.
+Constant text is always `keys.literal("…")`. Expressions compose with `+` and `keys.join`.
 """
 
 from __future__ import annotations

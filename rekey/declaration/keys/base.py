@@ -1,20 +1,4 @@
-"""The base of all key expressions (frozen data that serialises, describes itself and compiles), and the basic
-ones: a property of the row, a constant, the item of an index, and concatenation.
-
-Rules kept here:
-
-* An expression is a value: equal expressions have equal canonical JSON, and nothing in it depends on the
-  machine, the Python version or the order of a dict.
-* It evaluates from a wire row to text and is pure: the same row gives the same text, always.
-* It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
-  first row (types, secrets, patterns) is decided then, because the closure runs for every row.
-* A row that it cannot evaluate it refuses with `RowRefused`; no refusal holds a value of the row.
-* `prop` yields the canonical text (`rekey.core.edm`) of a property of any EDM type: an Int64 its
-  digits, a DateTime its ISO text with all 7 fractional digits, a Double its shortest text, a Boolean `true`
-  or `false`. A missing property is refused; nothing is defaulted that the declaration does not default.
-* `join` and `+` are plain concatenation: that two rows may give one text is for the author to rule out, and
-  `plan --exact` shows it; `keys.opaque` over several parts frames them with lengths instead.
-"""
+"""The base of all key expressions, and the basic ones: properties, constants, items, concatenation."""
 
 from __future__ import annotations
 
@@ -31,19 +15,20 @@ from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
 T = TypeVar("T")
-# A compiled expression: wire row and item of the index's `each` ("" when there is none) to text.
+# A compiled expression: (wire row, item of the index's `each` or "") to text. It runs for every row, so
+# whatever can be decided before the first row (types, secrets, patterns) is decided when it is compiled.
 Evaluator: TypeAlias = Callable[[Row, str], str]
-# The same for many rows at once, without an item.
+# The same for many rows, without an item.
 PageEvaluator: TypeAlias = Callable[[Sequence[Row]], list[str]]
 
-# Among the inputs of an expression: it may read any property.
+# In `inputs`: the expression may read any property.
 WHOLE_ROW = "*"
 
 MIN_SECRET_BYTES = 16
 
 
 class InvalidDeclaration(ValueError):
-    """A declaration contradicts itself or cannot work, found while it is being built.
+    """A declaration contradicts itself or cannot work; raised while it is built.
 
     A `Migration` is built before its script's name is known; `rekey.declaration.scripts` raises it again as
     `DeclarationError` with that name.
@@ -68,7 +53,7 @@ class Scope:
     """The context in which an expression compiles.
 
     Attributes:
-        field: where in the declaration it stands, e.g. `target.row_key`; refusals name it.
+        field: where in the declaration, e.g. `target.row_key`; errors name it.
         secrets: secret bytes by name.
     """
 
@@ -76,7 +61,7 @@ class Scope:
     secrets: Mapping[str, bytes]
 
     def refusal(self, code: str, problem: str, *, cure: str) -> RowRefused:
-        """Return (not raise) the refusal of one row at this place of the declaration."""
+        """Return (do not raise) the error for one row at this place of the declaration."""
         return RowRefused(code, self.field, problem, cure=cure)
 
     def secret(self, name: str) -> bytes:
@@ -95,10 +80,12 @@ class Scope:
 class Expression(ABC):
     """A pure, deterministic, declared function from a row to the text of a key.
 
-    Compose with `+` or `keys.join`. Make one with the functions of `rekey.declaration.keys`.
+    Compose with `+` or `keys.join`. Make one with the functions of `rekey.declaration.keys`. An expression is
+    a value: equal expressions have equal canonical JSON on every machine. Evaluation raises RowRefused for a
+    row that it cannot map; no error holds a value of the row.
     """
 
-    # The expression's name in canonical data: `class Lower(Changed, op="lower")`.
+    # Its name in canonical data: `class Lower(Changed, op="lower")`.
     op: ClassVar[str]
 
     def __init_subclass__(cls, op: str = "") -> None:
@@ -106,18 +93,17 @@ class Expression(ABC):
 
     @abstractmethod
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure that evaluates this expression."""
+        """Return the function that evaluates this expression."""
 
     def compile_page(self, scope: Scope) -> PageEvaluator:
-        """Return the closure that evaluates this expression for many rows."""
+        """Return the function that evaluates this expression for many rows."""
         evaluate = self.compile(scope)
         return lambda rows: [evaluate(row, "") for row in rows]
 
     def describe(self) -> str:
-        """Return a short form for people, e.g. `date(yyyy-MM, Created)`; holds no row's value.
+        """Return a short form for people, e.g. `date(yyyy-MM, Created)`; it holds no row's value.
 
-        By default the operation with its fields up to the first that is an expression; the operation alone
-        when there is none.
+        By default the operation with its fields up to the first expression, or the operation alone.
         """
         said: list[str] = []
         for name in (field.name for field in fields(self)):
@@ -128,33 +114,29 @@ class Expression(ABC):
         return self.op
 
     def as_json(self) -> dict[str, Any]:
-        """Return the expression as JSON-able data: the operation's name and all its fields."""
         return {"op": self.op, **members(self)}
 
     def operands(self) -> tuple[Expression, ...]:
-        """Return the expressions this one is made of."""
         values = [getattr(self, field.name) for field in fields(self)]
         parts = chain.from_iterable(value if isinstance(value, tuple) else [value] for value in values)
         return tuple(part for part in parts if isinstance(part, Expression))
 
     def walk(self) -> Iterator[Expression]:
-        """Yield this expression and all within it."""
         yield self
         for operand in self.operands():
             yield from operand.walk()
 
     def inputs(self) -> frozenset[str]:
-        """Return the names of the properties it reads; `WHOLE_ROW` among them when it may read any."""
+        """Return the names of the properties it reads; contains `WHOLE_ROW` when it may read any."""
         return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))
 
     def determines(self) -> frozenset[str]:
-        """Return the properties whose text follows from the key's text: rows that differ in one of them never
-        have the same key. Empty where nothing is proven."""
+        """Return the properties that the key determines: rows that differ in one never have the same key."""
         return frozenset()
 
     @property
     def fixed_length(self) -> int | None:
-        """The number of characters of every result; None where it varies, or is not known."""
+        """The number of characters of every result; None if it varies or is unknown."""
         return None
 
     def __add__(self, other: Expression) -> Expression:
@@ -169,7 +151,7 @@ class Expression(ABC):
 
 
 class Changed(Expression):
-    """An expression that changes the text of another one, its field `of`."""
+    """Changes the text of another expression, its field `of`."""
 
     of: Expression
 
@@ -178,20 +160,19 @@ class Changed(Expression):
         """Return the function that changes the text; it raises `scope.refusal` for text it cannot change."""
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
         inner, change = self.of.compile(scope), self.change(scope)
         return lambda row, item: change(inner(row, item))
 
 
 @dataclass(frozen=True)
 class Plain(Changed):
-    """An operation on the text of its operand that has no other parameter."""
+    """A change of text without parameters."""
 
     of: Expression
 
 
 def refuse_if(wrong: object, field: str, problem: str, *, cure: str) -> None:
-    """Raise InvalidDeclaration when something is wrong."""
+    """Raise InvalidDeclaration if `wrong`."""
     if wrong:
         raise InvalidDeclaration(field, problem, cure=cure)
 
@@ -221,18 +202,14 @@ def need(field: str, value: object, kind: type[T], problem: str, *, cure: str) -
 
 
 def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
-    """Return a list as a tuple. Raises InvalidDeclaration for anything else, also text or a bare `kind`."""
+    """Return a list as a tuple. Raises InvalidDeclaration, also for text or a bare `kind`."""
     if isinstance(value, kind | str) or not isinstance(value, Sequence):
         raise InvalidDeclaration(field, f"it is not a list of {what}", cure=cure)
     return tuple(value)
 
 
 def need_text(field: str, value: object, *, empty: bool = False) -> str:
-    """Return `value` if it is text that UTF-8 can encode, and not empty unless `empty` allows it.
-
-    Raises:
-        InvalidDeclaration: it is not.
-    """
+    """Return `value` if it is UTF-8 text, not empty unless `empty`. Raises InvalidDeclaration."""
     text = need(field, value, str, "is not text", cure="write a string")
     refuse_if(not text and not empty, field, "the text is empty", cure="write at least one character")
     half = any("\ud800" <= character <= "\udfff" for character in text)
@@ -251,7 +228,7 @@ def need_int(field: str, value: object, *, least: int | None = None, most: int |
 
 
 def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
-    """Return `value` if it is one of the allowed names. Raises InvalidDeclaration that lists them."""
+    """Return `value` if it is one of the allowed names. Raises InvalidDeclaration, which lists them."""
     if not isinstance(value, str) or value not in allowed:
         raise InvalidDeclaration(field, f"{value!r} is not known", cure=f"use one of {', '.join(allowed)}")
     return value
@@ -282,9 +259,9 @@ class Prop(Expression, op="prop"):
             refuse_if(is_key, "keys.prop(default)", f"{name} is never missing", cure="leave default= out")
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure; keys are read without further checks because every row has them."""
         name, default, annotation = self.name, self.default, self.name + TYPE_SUFFIX
         if name in (PARTITION_KEY, ROW_KEY):
+            # Every row has its keys.
             return lambda row, _: row[name]
         if name == TIMESTAMP:
             cure = "read the row from the table first: only the service sets Timestamp"
@@ -307,22 +284,19 @@ class Prop(Expression, op="prop"):
         return evaluate
 
     def compile_page(self, scope: Scope) -> PageEvaluator:
-        """Return the closure for many rows."""
         name = self.name
         if name in (PARTITION_KEY, ROW_KEY):
             return lambda rows: [row[name] for row in rows]
         return super().compile_page(scope)
 
     def inputs(self) -> frozenset[str]:
-        """Return the property's name."""
         return frozenset({self.name})
 
     def determines(self) -> frozenset[str]:
-        """Return the name of a key property: other properties have a text for several EDM types."""
+        """Only keys: other properties can have the same text with different EDM types."""
         return self.inputs() & {PARTITION_KEY, ROW_KEY}
 
     def describe(self) -> str:
-        """Return the property's name, with its default if there is one."""
         return self.name if self.default is None else f"{self.name} or {json.dumps(self.default)}"
 
 
@@ -336,17 +310,14 @@ class Literal(Expression, op="literal"):
         need_text("keys.literal(text)", self.text, empty=True)
 
     def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
-        """Return a closure that ignores the row."""
         text = self.text
         return lambda *_: text
 
     @property
     def fixed_length(self) -> int:
-        """The length of the text."""
         return len(self.text)
 
     def describe(self) -> str:
-        """Return the text in quotes."""
         return json.dumps(self.text, ensure_ascii=False)
 
 
@@ -355,7 +326,6 @@ class Item(Expression, op="item"):
     """The item of the index's `each`. See `item`."""
 
     def compile(self, scope: Scope) -> Evaluator:  # noqa: ARG002 - it needs nothing
-        """Return a closure that hands the item through."""
         return lambda _, item: item
 
 
@@ -365,10 +335,9 @@ KEEP_CURE = 'write keys.prop("PartitionKey") or keys.prop("RowKey") there'
 
 @dataclass(frozen=True)
 class Kept(Expression, op="keep"):
-    """The key as it is: a table of a declaration has `Prop` in its place. See `keep`."""
+    """The key as it is; a table of a declaration replaces it by `Prop`. See `keep`."""
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Raise: a declaration with it in another place is refused before."""
         raise InvalidDeclaration(scope.field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
 
 
@@ -379,12 +348,14 @@ def keep() -> Expression:
 
 
 def prop(name: str, default: str | None = None) -> Expression:
-    """Return the canonical text of the property `name`, `PartitionKey`, `RowKey` or `Timestamp`.
+    """Return the canonical text of the property `name`, `PartitionKey`, `RowKey` or `Timestamp`: an Int64's
+    digits, a DateTime's ISO text with all 7 fractional digits, a Double's shortest text, a Boolean's `true`
+    or `false`.
 
     Args:
-        name: the property's name, as it is in the source.
-        default: text to use where a row lacks the property; without it such a row is refused
-            (`missing-property`). A property that is there but empty is not missing.
+        name: the property's name in the source.
+        default: text for rows that lack the property; without it such a row is refused (`missing-property`).
+            An empty property is not missing.
     """
     return Prop(name, default)
 
@@ -417,15 +388,12 @@ class Join(Expression, op="join"):
             need_expression("keys.join", part)
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
         return _joined(self.separator, self.parts, scope)
 
     def determines(self) -> frozenset[str]:
-        """Return what the parts determine, where each can be told from its neighbors."""
         return _told_apart(self.parts)
 
     def describe(self) -> str:
-        """Return `join("_", A, B)`."""
         inner = ", ".join(part.describe() for part in self.parts)
         return f"join({json.dumps(self.separator, ensure_ascii=False)}, {inner})"
 
@@ -437,20 +405,17 @@ class Concat(Expression, op="concat"):
     parts: tuple[Expression, ...]
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure."""
         return _joined("", self.parts, scope)
 
     def determines(self) -> frozenset[str]:
-        """Return what the parts determine, where each can be told from its neighbors."""
         return _told_apart(self.parts)
 
     def describe(self) -> str:
-        """Return `A + B`."""
         return " + ".join(part.describe() for part in self.parts)
 
 
 def _told_apart(parts: tuple[Expression, ...]) -> frozenset[str]:
-    """Return what parts with constant separators determine: all of it if at most one varies in length."""
+    """Return what parts determine if at most one of them varies in length, so that each can be identified."""
     if sum(part.fixed_length is None for part in parts) > 1:
         return frozenset()
     return frozenset[str]().union(*(part.determines() for part in parts))
@@ -465,7 +430,8 @@ def _joined(separator: str, of: tuple[Expression, ...], scope: Scope) -> Evaluat
 
 
 def join(separator: str, *parts: Expression | str) -> Expression:
-    """Return the parts with `separator` between them.
+    """Return the parts with `separator` between them. Different parts may give the same text (`plan --exact`
+    finds such rows); `keys.opaque` of several parts frames them with their lengths instead.
 
     Args:
         separator: constant text; may be empty.
@@ -479,10 +445,7 @@ def join(separator: str, *parts: Expression | str) -> Expression:
 
 
 def constant_prefix(expression: Expression) -> str:
-    """Return the text that every result of an expression begins with, as far as the expression proves it.
-
-    `""` where it proves nothing: the text of a property can be anything.
-    """
+    """Return the constant text that every result provably begins with; "" if there is none."""
     return _beginning(expression)[0]
 
 

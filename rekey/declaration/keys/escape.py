@@ -1,14 +1,4 @@
-"""Custom key expressions: a function written by the operator, for keys that no other expression can make.
-
-Rules kept here:
-
-* The digest of a declaration covers the source of the function, with line ends made alike: change the
-  function and rekey sees that the declaration moved. Other functions that it calls are not covered: keep
-  everything in it, or raise `version`.
-* A function that fails refuses the row; the refusal names the exception's type only, since its text may hold
-  the row's values.
-* An expression stays data: it pickles as its reference, and the function is found again by importing it.
-"""
+"""Custom key expressions: a Python function of the operator, for keys that no other expression can make."""
 
 from __future__ import annotations
 
@@ -41,7 +31,7 @@ _FIELD = "keys.custom"
 
 @dataclass(frozen=True)
 class Custom(Expression, op="custom"):
-    """A function written by the operator. See `custom`."""
+    """A function of the operator. See `custom`."""
 
     reference: str
     version: int | str
@@ -63,12 +53,13 @@ class Custom(Expression, op="custom"):
             cure = "name a function written in Python, in a file"
             raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
         lines = textwrap.dedent(source).splitlines()
+        # Line ends made alike, so that the digest is the same on every system.
         digest = hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
         object.__setattr__(self, "source_sha256", digest)
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The function itself, imported; it is no part of the expression's data."""
+        """The imported function; no part of the expression's data."""
         module_name, _, name = self.reference.partition(":")
         try:
             found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
@@ -84,14 +75,14 @@ class Custom(Expression, op="custom"):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # An expression stays data: it pickles as its reference.
         return _restore, (self.reference, self.version, self.parts, self.source_sha256)
 
     def inputs(self) -> frozenset[str]:
-        """Return the properties that its operands read; `WHOLE_ROW` when there are no operands."""
+        """Return the properties that its operands read; `WHOLE_ROW` without operands."""
         return super().inputs() if self.parts else frozenset({WHOLE_ROW})
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure that calls the function and checks what it returns."""
         function, parts = self.function, [part.compile(scope) for part in self.parts]
         cure = f"fix {self.reference} or the rows; the function must take every row and return text"
 
@@ -100,7 +91,7 @@ class Custom(Expression, op="custom"):
             try:
                 made = function(*arguments)
             except Exception as error:  # noqa: BLE001 - it is raised again, as a refusal
-                # the text of an exception of the function may hold the row's values: only its type goes on
+                # the exception's text may hold the row's values: pass on its type only
                 name = type(error).__name__
                 raise scope.refusal("custom-failed", f"{self.reference} raised {name}", cure=cure) from None
             if not isinstance(made, str):
@@ -111,13 +102,12 @@ class Custom(Expression, op="custom"):
         return evaluate
 
     def describe(self) -> str:
-        """Return `custom(module:function, version=1)`."""
         inner = "".join(f", {part.describe()}" for part in self.parts)
         return f"custom({self.reference}{inner}, version={self.version})"
 
 
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
-    """Unpickle: import the function again. Raises InvalidDeclaration when its source is another one."""
+    """Unpickle by importing the function again. Raises InvalidDeclaration when its source differs."""
     found = Custom(reference, version, parts)
     problem, cure = f"{reference} is another function here", "install the same version everywhere"
     refuse_if(found.source_sha256 != source_sha256, _FIELD, problem, cure=cure)
@@ -125,14 +115,15 @@ def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], 
 
 
 def custom(reference: str, *parts: Expression | str, version: int | str) -> Expression:
-    """Return the text that a Python function returns for a row.
+    """Return the text that a Python function returns for a row. A function that raises refuses the row.
 
     Args:
-        reference: `module:function`. The module lies next to the migration scripts (name it `_something.py`,
-            so that it is not taken for a script) or is installed.
+        reference: `module:function`. The module is next to the migration scripts (name it `_something.py`, so
+            that it is not taken for a script) or installed.
         parts: operands (property names or expressions). With operands the function is called with their
-            texts; without, with the wire row as a read-only mapping. It must return text, and must always
-            return the same for the same input: no clock, no randomness, no I/O.
-        version: part of the digest; raise it when something the function calls changes what it returns.
+            texts; without, with the wire row as a read-only mapping. It must return text, and always the same
+            text for the same input: no clock, no randomness, no I/O.
+        version: part of the declaration's digest, which covers the function's own source but not what it
+            calls; raise it when something it calls changes what it returns.
     """
     return Custom(reference, version, tuple(operand(_FIELD, part) for part in parts))

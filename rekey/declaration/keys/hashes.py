@@ -1,19 +1,4 @@
-"""Digests: hashes and buckets, which have no key; and opaque ids, which have one.
-
-Rules kept here:
-
-* Text is hashed as its exact UTF-8 bytes.
-* An unkeyed hash hides nothing: anyone with a list of candidates (e-mail addresses, numbers) finds the text
-  again at more than a million guesses a second. Use `keys.opaque` where the old key is personal: a guess
-  cannot be tested without the secret.
-* An opaque id is lower-case Crockford base32 of the first 160 bits of
-  HMAC-SHA-256(secret, "rekey/v1" ‖ 0 ‖ domain ‖ 0 ‖ value): 32 characters. With 1e10 rows the chance of any
-  collision is 3e-29.
-* Its `value` is the UTF-8 of the exact text. With several parts it is, for each part in order, the length of
-  its UTF-8 as 4 bytes big-endian and then the UTF-8: ("ab", "c") and ("a", "bc") differ.
-* Its domain keeps ids of different kinds apart under one secret. It holds no NUL, so that nothing in a value
-  can look like the end of a domain.
-"""
+"""Hashes and buckets, which use no secret, and opaque ids, which do. All hash the exact UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +22,7 @@ from rekey.declaration.keys.base import (
     refuse_if,
 )
 
-# The digests of `hashed`. SHA-1 and MD5 are there for keys that other systems already made with them.
+# The digests of `hashed`. SHA-1 and MD5 are for keys that other systems have made with them.
 DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha256": lambda data: hashlib.sha256(data).digest(),
     "sha512": lambda data: hashlib.sha512(data).digest(),
@@ -75,12 +60,11 @@ class Hashed(Changed, op="hashed"):
         need_one_of("keys.hashed(encoding)", self.encoding, ENCODINGS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return the function."""
         digest, encode = DIGESTS[self.algorithm], ENCODINGS[self.encoding]
         return lambda text: encode(digest(text.encode("utf-8", "surrogatepass")))
 
     def determines(self) -> frozenset[str]:
-        """Return what the hashed text determines, unless two texts with one digest can be made on purpose."""
+        """Return what the hashed text determines, unless collisions can be constructed."""
         return frozenset() if self.algorithm in ("md5", "sha1") else self.of.determines()
 
 
@@ -99,7 +83,6 @@ class Bucket(Changed, op="bucket"):
         need_text("keys.bucket(prefix)", self.prefix, empty=True)
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return the function."""
         number, count, prefix = BUCKETS[self.algorithm], self.count, self.prefix
         width = max(MIN_DIGITS, len(str(count - 1)))
         return lambda text: f"{prefix}{number(text.encode('utf-8', 'surrogatepass')) % count:0{width}d}"
@@ -107,7 +90,13 @@ class Bucket(Changed, op="bucket"):
 
 @dataclass(frozen=True)
 class Opaque(Expression, op="opaque"):
-    """A keyed id. See `opaque`."""
+    """A keyed id. See `opaque`.
+
+    It is lowercase Crockford base32 of the first 160 bits of HMAC-SHA-256(secret, "rekey/v1" ‖ 0 ‖ domain ‖ 0
+    ‖ value). `value` is the UTF-8 of the exact text; with several parts, for each part the length of its
+    UTF-8 as 4 bytes big-endian and then the UTF-8, so that ("ab", "c") and ("a", "bc") differ. With 1e10 rows
+    the collision probability is 3e-29.
+    """
 
     parts: tuple[Expression, ...]
     domain: str
@@ -116,18 +105,17 @@ class Opaque(Expression, op="opaque"):
     def __post_init__(self) -> None:
         cure = "name what the id is made of"
         refuse_if(not self.parts, "keys.opaque", "there is nothing to hide", cure=cure)
+        # Without NUL no value can look like the end of a domain.
         nul = "\0" in need_text("keys.opaque(domain)", self.domain)
         cure = 'use a plain word, e.g. domain="user"'
         refuse_if(nul, "keys.opaque(domain)", "the domain holds a NUL", cure=cure)
         need_text("keys.opaque(secret)", self.secret)
 
     def compile(self, scope: Scope) -> Evaluator:
-        """Return the closure. Raises SecretMissing."""
         mac, parts = self._mac(scope), [part.compile(scope) for part in self.parts]
         return lambda row, item: encode_id(mac(*[part(row, item) for part in parts]))
 
     def compile_page(self, scope: Scope) -> PageEvaluator:
-        """Return the closure for many rows. Raises SecretMissing."""
         mac, parts = self._mac(scope), [part.compile_page(scope) for part in self.parts]
         return lambda rows: encode_ids(list(map(mac, *[part(rows) for part in parts])))
 
@@ -144,26 +132,26 @@ class Opaque(Expression, op="opaque"):
         return of_framed
 
     def determines(self) -> frozenset[str]:
-        """Return what all parts determine: the lengths of several keep them apart."""
+        """Return what all parts determine: their lengths keep them apart."""
         return frozenset[str]().union(*(part.determines() for part in self.parts))
 
     @property
     def fixed_length(self) -> int:
-        """The length of an id."""
         return ID_CHARACTERS
 
     def describe(self) -> str:
-        """Return `opaque(A, domain=user)`."""
         return f"opaque({', '.join(part.describe() for part in self.parts)}, domain={self.domain})"
 
 
 def hashed(algorithm: str, of: Expression | str, encoding: str = "hex") -> Expression:
-    """Return the unkeyed digest of the text's UTF-8 bytes.
+    """Return the unkeyed digest of the text's UTF-8 bytes. It hides nothing: anyone with a list of candidates
+    (e-mail addresses, numbers) recovers the text at more than a million guesses per second. For personal keys
+    use `opaque`.
 
     Args:
         algorithm: `sha256`, `sha512`, `blake2b-160`, `sha1` or `md5`.
         of: a property's name or an expression.
-        encoding: `hex` (lower case) or `crockford` (lower-case base32 without padding).
+        encoding: `hex` (lower case) or `crockford` (lowercase base32 without padding).
     """
     return Hashed(algorithm, operand("keys.hashed", of), encoding)
 
@@ -181,13 +169,15 @@ def bucket(count: int, algorithm: str, of: Expression | str, prefix: str = "part
 
 
 def opaque(*parts: Expression | str, domain: str, secret: str) -> Expression:
-    """Return a keyed id of 32 characters that tells nothing about the text it was made of.
+    """Return a keyed id of 32 characters that tells nothing about its text: a guess cannot be tested without
+    the secret.
 
     Args:
-        parts: property names or expressions that the id is made of. Their exact text counts: `A@x.org` and
-            `a@x.org` give different ids unless `keys.normalize` is put around it.
-        domain: the kind of thing that the id names, e.g. `user`.
-        secret: the name of the secret, configured under `[secrets.NAME]`; at least 16 bytes. The id can only
-            be computed again with the same secret.
+        parts: property names or expressions. Their exact text counts: `A@x.org` and `a@x.org` give different
+            ids unless `keys.normalize` is put around them.
+        domain: the kind of thing that the id names, e.g. `user`; keeps ids of different kinds apart under one
+            secret.
+        secret: the name of the secret, configured under `[secrets.NAME]`; at least 16 bytes. Without the same
+            secret the id cannot be computed again.
     """
     return Opaque(tuple(operand("keys.opaque", part) for part in parts), domain, secret)

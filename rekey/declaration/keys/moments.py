@@ -1,14 +1,9 @@
-"""Moments: dates, .NET ticks, and their inversions that put the newest first.
+"""Dates, .NET ticks and inversions that sort the newest first. Arithmetic is on integers of 100 ns, because
+`datetime` would lose the seventh digit.
 
-Rules kept here:
-
-* Moments are ISO 8601 text in UTC, as DateTime properties are: `2024-03-05T10:20:30.1234567Z`, 0 to 7 digits
-  of fraction, `Z` or `+00:00`. Text properties of that form do as well. Other offsets are refused, not
-  converted. `date` also takes ticks, and inverted ones, of the years in which they cannot be mistaken.
-* All arithmetic is on integers of 100 ns: `datetime` would lose the seventh digit.
-* Ticks are those of .NET: 100 ns since 0001-01-01T00:00:00. `DateTime.MaxValue` is 3155378975999999999
-  (https://learn.microsoft.com/dotnet/api/system.datetime.ticks). Both ticks and inverted ticks are padded to
-  19 digits, so that text sorts as time does.
+Moments are ISO 8601 text in UTC, like DateTime properties: `2024-03-05T10:20:30.1234567Z`, 0 to 7 fractional
+digits, `Z` or `+00:00`. Other offsets are refused, not converted. Ticks are those of .NET: 100 ns since
+0001-01-01T00:00:00 (https://learn.microsoft.com/dotnet/api/system.datetime.ticks).
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ _MOMENT = re.compile(
 )
 _SECONDS_LENGTH = len("yyyy-MM-ddTHH:mm:ss")
 
-# Digits are taken for ticks of these years: then no number can be both ticks and inverted ticks.
+# Digits are read as ticks of these years only: within them no number can be both ticks and inverted ticks.
 FIRST_YEAR, LAST_YEAR = 1990, 2060
 _LOW_TICKS, _HIGH_TICKS = (
     (datetime(year, 1, 1) - datetime.min).days * 86_400 * TICKS_PER_SECOND  # noqa: DTZ001, DTZ901 - as .NET's
@@ -44,10 +39,8 @@ _TICKS = re.compile(r"\d{18,19}", re.ASCII)
 
 @lru_cache(maxsize=256)
 def parse_ticks(text: str) -> int | None:
-    """Return the .NET ticks of an ISO 8601 moment in UTC, or None when the text is no such moment.
-
-    Cached, because the keys of one row and its index rows often use the same moment.
-    """
+    """Return the .NET ticks of an ISO 8601 moment in UTC, or None for other text. Cached, because the keys of
+    a row and its index rows often use the same moment."""
     match = _MOMENT.fullmatch(text)
     if match is None:
         return None
@@ -59,10 +52,8 @@ def parse_ticks(text: str) -> int | None:
 
 
 def read_ticks(text: str) -> tuple[int, bool] | None:
-    """Return the .NET ticks that digits stand for, and whether they are inverted; None for other text.
-
-    18 or 19 digits are ticks of the years 1990 to 2059, or inverted ones.
-    """
+    """Return the .NET ticks that 18 or 19 digits stand for, and whether they are inverted; None for other
+    text or for other years than 1990 to 2059."""
     if _TICKS.fullmatch(text) is None:
         return None
     for number, is_inverted in ((int(text), False), (MAX_TICKS - int(text), True)):
@@ -72,7 +63,7 @@ def read_ticks(text: str) -> tuple[int, bool] | None:
 
 
 def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
-    """Return the function that reads a moment; it refuses text that is no moment."""
+    """Return the function that reads a moment; it refuses other text."""
 
     def ticks_of(text: str) -> int:
         found = parse_ticks(text)
@@ -96,7 +87,6 @@ class Date(Changed, op="date"):
         need_one_of("keys.date(format)", self.format, FORMATS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function that checks that a text is a moment and cuts it; ticks become one first."""
         check, length = _ticks_of(self.of, scope), FORMATS[self.format]
 
         def cut(text: str) -> str:
@@ -114,7 +104,6 @@ class Ticks(Plain, op="ticks"):
     """.NET ticks. See `ticks`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function."""
         moment = _ticks_of(self.of, scope)
         return lambda text: f"{moment(text):019d}"
 
@@ -123,7 +112,6 @@ class InvertedTicks(Plain, op="inverted_ticks"):
     """`DateTime.MaxValue` minus the moment. See `inverted_ticks`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function."""
         moment = _ticks_of(self.of, scope)
         return lambda text: f"{MAX_TICKS - moment(text):019d}"
 
@@ -139,7 +127,6 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
         need_int("keys.inverted_seconds(max)", self.max, least=1)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses moments before 1970 or after `max` seconds."""
         moment, most, width = _ticks_of(self.of, scope), self.max, len(str(self.max))
 
         def inverted(text: str) -> str:
@@ -153,7 +140,7 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
         return inverted
 
 
-def date(format: str, of: Expression | str) -> Expression:  # noqa: A002 - the word meant
+def date(format: str, of: Expression | str) -> Expression:  # noqa: A002 - the natural name
     """Return the moment's UTC date in one of the formats `yyyy`, `yyyy-MM`, `yyyy-MM-dd`, `yyyy-MM-dd-HH`.
 
     The moment may also be .NET ticks, or inverted ones, as 18 or 19 digits (years 1990 to 2059).
@@ -171,8 +158,9 @@ def inverted_ticks(of: Expression | str) -> Expression:
     return InvertedTicks(operand("keys.inverted_ticks", of))
 
 
-def inverted_seconds(max: int, of: Expression | str) -> Expression:  # noqa: A002 - the word meant
-    """Return `max` minus the moment's whole Unix seconds (fraction cut off), as wide as `max`: newest first.
+def inverted_seconds(max: int, of: Expression | str) -> Expression:  # noqa: A002 - the natural name
+    """Return `max` minus the moment's whole Unix seconds (fraction truncated), as wide as `max`: sorts newest
+    first.
 
     Refuses moments before 1970 and moments past `max` seconds (`out-of-range`).
     """

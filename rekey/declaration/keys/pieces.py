@@ -1,10 +1,5 @@
-"""Pieces of a text: split for indexes, one part, a group of a regular expression.
-
-Rules kept here:
-
-* A row whose text lacks the piece is refused (`no-match`): a missing piece is never taken as empty.
-* `split` gives the items of an index: stripped, without blanks, each once, in order of first appearance.
-"""
+"""Pieces of a text: split for indexes, one part, a group of a regular expression. A row whose text lacks the
+piece is refused (`no-match`); a missing piece is never taken as empty."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ from rekey.declaration.keys.base import (
 )
 from rekey.model import Row
 
-# A compiled `Split`: function from a wire row to its items.
+# A compiled `Split`: from a wire row to its items.
 ItemsOf: TypeAlias = Callable[[Row], list[str]]
 
 
@@ -43,7 +38,6 @@ class Split:
         need_text("keys.split(separator)", self.separator)
 
     def compile(self, scope: Scope) -> ItemsOf:
-        """Return the closure that lists a row's items."""
         inner, separator = self.of.compile(scope), self.separator
 
         def items(row: Row) -> list[str]:
@@ -53,11 +47,9 @@ class Split:
         return items
 
     def as_json(self) -> dict[str, Any]:
-        """Return the split as JSON-able data."""
         return {"op": "split", **members(self)}
 
     def describe(self) -> str:
-        """Return `split(A, ",")`."""
         return f"split({self.of.describe()}, {json.dumps(self.separator, ensure_ascii=False)})"
 
 
@@ -74,7 +66,6 @@ class Part(Changed, op="part"):
         need_int("keys.part(index)", self.index)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses text without such a part."""
         separator, index = self.separator, self.index
 
         def taken(text: str) -> str:
@@ -88,7 +79,6 @@ class Part(Changed, op="part"):
         return taken
 
     def describe(self) -> str:
-        """Return `part("_", 1, A)`."""
         return f"part({json.dumps(self.separator, ensure_ascii=False)}, {self.index}, {self.of.describe()})"
 
 
@@ -116,7 +106,6 @@ class Regex(Changed, op="regex"):
         refuse_if(not known, "keys.regex(group)", f"the pattern has no group {self.group!r}", cure=cure)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses text that does not match."""
         search, group = re.compile(self.pattern).search, self.group
 
         def found_in(text: str) -> str:
@@ -131,19 +120,18 @@ class Regex(Changed, op="regex"):
         return found_in
 
     def describe(self) -> str:
-        """Return `regex("…", 1, A)`."""
         return f"regex({json.dumps(self.pattern, ensure_ascii=False)}, {self.group}, {self.of.describe()})"
 
 
 def split(of: Expression | str, separator: str, default: str | None = None) -> Split:
-    """Return the items for `Index(each=…)`: the text split at `separator`, stripped, blanks and repeats left
-    out.
+    """Return the items for `Index(each=…)`: the text split at `separator`, stripped, without blanks and
+    repetitions, in order of first appearance.
 
     Args:
         of: a property's name or an expression.
         separator: the text between items.
-        default: the text to split where a row lacks the property (only with a property's name). `""` means
-            that such a row has no items and so no index rows; without it, such a row is refused.
+        default: the text to split for rows that lack the property (only with a property's name). `""` means
+            that such a row has no items and no index rows; without it, such a row is refused.
     """
     if default is None:
         return Split(operand("keys.split", of), separator)

@@ -1,11 +1,5 @@
-"""Text to text: case, white space, normalisation, slugs, zero padding.
-
-Rules kept here:
-
-* A profile of `normalize` is fixed by its name: if one had to change, the new one would get a new name.
-* Case mapping and normal forms are those of the Unicode data of the running Python. Unicode guarantees them
-  for characters it has assigned; a character newer than the older of two Pythons may come out different.
-"""
+"""Text to text: case, white space, normalization, slugs, zero padding. Case mapping and normal forms are
+those of the running Python's Unicode data, which is stable for assigned characters only."""
 
 from __future__ import annotations
 
@@ -19,11 +13,11 @@ from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_
 
 
 def _casefold(text: str) -> str:
-    # case folding can leave a text that is no longer composed, hence the second pass
+    # Case folding can decompose the text, hence the second pass.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
-# The profiles of `normalize`, by name.
+# The profiles of `normalize`. A name keeps its meaning: a changed profile gets a new name.
 #
 # * `nfc`: Unicode normal form C: composed characters.
 # * `nfkc`: Unicode normal form KC: also full-width forms, ligatures and the like become their plain forms.
@@ -45,7 +39,6 @@ class Lower(Plain, op="lower"):
     """Lower case. See `lower`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return `str.lower`."""
         return str.lower
 
 
@@ -53,7 +46,6 @@ class Upper(Plain, op="upper"):
     """Upper case. See `upper`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return `str.upper`."""
         return str.upper
 
 
@@ -61,13 +53,12 @@ class Strip(Plain, op="strip"):
     """White space at both ends removed. See `strip`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return `str.strip`."""
         return str.strip
 
 
 @dataclass(frozen=True)
 class Normalize(Changed, op="normalize"):
-    """A named normalisation. See `normalize`."""
+    """A named normalization. See `normalize`."""
 
     profile: str
     of: Expression
@@ -76,7 +67,6 @@ class Normalize(Changed, op="normalize"):
         need_one_of("keys.normalize(profile)", self.profile, PROFILES)
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        """Return the profile."""
         return PROFILES[self.profile]
 
 
@@ -84,8 +74,6 @@ class Slug(Plain, op="slug"):
     """Lower-case ASCII words joined by hyphens. See `slug`."""
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses text of which no letter or digit is left."""
-
         def slugged(text: str) -> str:
             plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
             made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
@@ -109,7 +97,6 @@ class ZeroPad(Changed, op="zero_pad"):
         need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses text that is not decimal digits, or has more than `width`."""
         width = self.width
 
         def padded(digits: str) -> str:
@@ -127,17 +114,17 @@ class ZeroPad(Changed, op="zero_pad"):
 
 
 def lower(of: Expression | str) -> Expression:
-    """Return the text in lower case (`str.lower`). Different texts can become one: see `plan --exact`."""
+    """Return the text in lower case (`str.lower`). Different texts may become equal: see `plan --exact`."""
     return Lower(operand("keys.lower", of))
 
 
 def upper(of: Expression | str) -> Expression:
-    """Return the text in upper case (`str.upper`). Different texts can become one: see `plan --exact`."""
+    """Return the text in upper case (`str.upper`). Different texts may become equal: see `plan --exact`."""
     return Upper(operand("keys.upper", of))
 
 
 def strip(of: Expression | str) -> Expression:
-    """Return the text without the Unicode white space at both ends."""
+    """Return the text without Unicode white space at both ends."""
     return Strip(operand("keys.strip", of))
 
 
@@ -147,7 +134,7 @@ def normalize(profile: str, of: Expression | str) -> Expression:
 
 
 def slug(of: Expression | str) -> Expression:
-    """Return lower-case ASCII words joined by hyphens: `Éclairs & Co.` → `eclairs-co`.
+    """Return lowercase ASCII words joined by hyphens: `Éclairs & Co.` → `eclairs-co`.
 
     Exactly: NFKD, characters outside ASCII dropped, lower case, every run of characters other than `a-z0-9`
     becomes one hyphen, hyphens at both ends dropped. A text that leaves nothing is refused (`empty-key`).
