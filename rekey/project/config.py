@@ -1,20 +1,6 @@
-"""`rekey.toml`: read, checked, and turned into frozen values.
-
-Rules kept here:
-
-* An unknown section or key is an error that names it and what is allowed: a typing error never means
-  "default".
-* Relative paths are relative to the file, not to the working directory.
-* `https` anywhere; `http` on the loopback addresses, and elsewhere for Azurite's published account with its
-  published key, which protect nothing: an Azurite in another container. `localhost` is refused, because the
-  Azure SDK takes it for another service (Cosmos DB) on most ports.
-* The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
-  string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
-  not echoed either.
-* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` or
-  `[targets]` is https.
-  Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
-"""
+"""Reads and checks `rekey.toml`. Unknown sections and keys are errors, so that a typo never means "default";
+relative paths are relative to the file. The file holds no secret but says where each one is, and messages
+never repeat its values, in case a secret was pasted in."""
 
 from __future__ import annotations
 
@@ -46,10 +32,10 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _OTHER_SERVICES = frozenset({"blob", "queue", "file", "dfs", "web"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Names that stand for a user's own: those of the template and of the documents, or in angle brackets.
+# Placeholders of the template and the documents, or anything in angle brackets.
 _PLACEHOLDER = re.compile(r"https://(ACCOUNT|OTHER|RESTRICTED|NAME|VAULT|<[^>]*>)(?![A-Za-z0-9-])")
 _PASTED_CHARACTERS = 24
-# Seconds within which the service carries out a request that it received, or never does
+# Seconds within which the service applies a request that it has received, or never
 # (docs/reference/assumptions.md).
 _SERVICE_S = 30
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -61,40 +47,37 @@ S = TypeVar("S", bound="Serve")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One storage account.
+    """A storage account."""
 
-    Attributes:
-        endpoint: `https://…` or, on loopback and of Azurite's account, `http://…`, without a trailing slash.
-        key_env: name of the environment variable that holds its shared key, or None.
-    """
-
+    # `https://…` or, on loopback and for Azurite's account, `http://…`, without a trailing slash.
     endpoint: str
+    # Name of the environment variable that holds its shared key, or None.
     key_env: str | None = None
 
     @property
     def is_https(self) -> bool:
-        """Tell whether a token credential may be used (OAuth is refused on http)."""
+        """Whether a token credential may be used (OAuth is refused on http)."""
         return self.endpoint.startswith("https:")
 
     @property
     def is_on_loopback(self) -> bool:
-        """Tell whether requests do not leave this machine."""
+        """Whether requests stay on this machine."""
         return urlsplit(self.endpoint).hostname in _LOOPBACK
 
     @property
     def name(self) -> str:
-        """Return the account's name: the path of an emulator's endpoint, else the host's first label."""
+        """The account's name: the path of an emulator's endpoint, else the host's first label."""
         parts = urlsplit(self.endpoint)
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
     def is_same_as(self, other: Account) -> bool:
-        """Tell whether another endpoint is of the same account, however it is written."""
+        """Tell whether another endpoint is of the same account, in whatever spelling."""
         return is_same_account(self.endpoint, other.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """Where the wrapping key of sealed mappings is, and the previous one; None where none is configured."""
+    """Where the wrapping key of sealed mappings and the previous one are; None if not configured."""
 
     key: SecretSource | None = None
     previous: SecretSource | None = None
@@ -102,7 +85,7 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what runs at a time. Rates in entities a second, None for no limit."""
+    """Limits on concurrency and memory. Rates in entities per second, None for no limit."""
 
     concurrency: int = 32
     window_rows: int = 8192
@@ -113,12 +96,12 @@ class Limits:
 
     @property
     def follows(self) -> bool:
-        """Whether rates follow the service."""
+        """Whether the rate limit is adaptive."""
         return self.entities_per_second == AUTO
 
     @property
     def account_rate(self) -> int | None:
-        """The configured number; None where there is none."""
+        """The configured number, None without one."""
         return None if self.entities_per_second == AUTO else self.entities_per_second
 
     def with_targets(self) -> Limits:
@@ -132,7 +115,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Times that the gates ask for, in seconds."""
+    """Times that the gates use, in seconds."""
 
     verification_max_age_s: Seconds = 24 * 3600
     retention_s: Seconds = 30 * 86400
@@ -144,15 +127,10 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class LookupLimits:
-    """How much may be looked up.
+    """Limits of look-ups."""
 
-    Attributes:
-        per_minute: look-ups in a minute, of all processes that share the state file.
-        bulk_keys: keys that one file may ask for.
-    """
-
-    per_minute: int = 20
-    bulk_keys: int = 1000
+    per_minute: int = 20  # look-ups per minute, of all processes that share the state file
+    bulk_keys: int = 1000  # keys in one file
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +143,24 @@ class EvidenceKey:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """The executor that copies and compares for the runner.
+    """The executor that copies and compares for the runner."""
 
-    Attributes:
-        factory: `module:callable` that returns a `concurrent.futures.Executor`; None: the runner works alone.
-        tasks: how many at a time; None: as many as the executor says, or this machine has processors.
-        slice_s: seconds after which a task begins nothing new: the work that a lost worker costs, and how
-            long a pause or another rate takes to reach workers.
-    """
-
+    # `module:callable` that returns a `concurrent.futures.Executor`; None: the runner works alone.
     factory: str | None = None
+    # Concurrent tasks; None: as many as the executor says, or this machine's processors.
     tasks: int | None = None
+    # Seconds after which a task starts nothing new: the work lost with a worker, and the delay until a pause
+    # or another rate reaches workers.
     slice_s: Seconds = 15.0
 
 
-# A field that is written as a section with one of `env` and `file`.
+# A field written as a section with `env` or `file`.
 Token: TypeAlias = Annotated[SecretSource | None, "a secret on this machine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Who may watch progress over HTTP from elsewhere, see `rekey.serve.server.Access`; None: nobody."""
+    """Who may watch progress over HTTP from other machines, see `rekey.serve.server.Access`; None: nobody."""
 
     token: Token = None
     certificate: Path | None = None
@@ -194,64 +169,48 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """How `apply --follow` keeps targets up to date.
+    """How `apply --follow` keeps targets up to date."""
 
-    Attributes:
-        share: the part of the rates in force within which everything is compared.
-        every_s: seconds between two passes over what has changed.
-        compare_every_s: seconds from the beginning of one comparison of everything to that of the next.
-        window: when it cuts over by itself; None: when told to.
-    """
-
-    share: float = 0.1
-    every_s: Seconds = 60
-    compare_every_s: Seconds = 3600
-    window: Window | None = None
+    share: float = 0.1  # the fraction of the rate limits used for full comparisons
+    every_s: Seconds = 60  # seconds between passes over changed rows
+    compare_every_s: Seconds = 3600  # seconds from the start of one full comparison to the next
+    window: Window | None = None  # when it cuts over by itself; None: only on request
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What is run when something happens to a migration.
+    """The command to run on events of a migration."""
 
-    Attributes:
-        command: program and arguments; () for none.
-        timeout_s: seconds after which it is ended, and has failed.
-        stalled_after_s: seconds without progress of a pass after which it has stalled.
-    """
-
-    command: tuple[str, ...] = ()
-    timeout_s: Seconds = 30
-    stalled_after_s: Seconds = 600
+    command: tuple[str, ...] = ()  # program and arguments; () for none
+    timeout_s: Seconds = 30  # seconds after which it is killed and counts as failed
+    stalled_after_s: Seconds = 600  # seconds without progress after which a pass counts as stalled
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
-    """Where a proxy listens, and how much it takes.
+    """Where a proxy listens, and its limits."""
 
-    Attributes:
-        listen: HOST:PORT for applications.
-        admin: HOST:PORT for health and metrics; further processes take the ports after it.
-        name: what its clients are called in `rekey status`.
-        body: the largest body of a request.
-        line: the longest request line, and the longest header.
-        connections: of applications, for each process.
-        upstream: connections to the account that pass requests on, for each process.
-        request_s: how long a request may take.
-        idle_s: how long a connection may be idle, or take to send its first request.
-        drain_s: for how long requests are still taken after SIGTERM.
-        lease_s, longest_operation_s, freeze_wait_s: of its clients, as `rekey.client.reading.LeaseSettings`.
-    """
-
+    # HOST:PORT for applications.
     listen: str = "127.0.0.1:10102"
+    # HOST:PORT for health and metrics; further processes use the ports after it.
     admin: str = "127.0.0.1:9461"
+    # Its clients' name in `rekey status`.
     name: str = "proxy"
+    # Largest request body, in bytes.
     body: Bytes = 4 * 1024**2
+    # Longest request line and longest header, in bytes.
     line: Bytes = 32 * 1024
+    # Connections of applications, per process.
     connections: int = 2000
+    # Connections to the account for forwarded requests, per process.
     upstream: int = 256
+    # Timeout of a request.
     request_s: Seconds = 60
+    # How long a connection may be idle, or take to send its first request.
     idle_s: Seconds = 75
+    # How long requests are still accepted after SIGTERM.
     drain_s: Seconds = 5
+    # Of its clients, as in `rekey.client.reading.LeaseSettings`.
     lease_s: Seconds = 15
     longest_operation_s: Seconds = 30
     freeze_wait_s: Seconds = 10
@@ -262,20 +221,20 @@ class ProxyAccess(Serve):
     """Who may use a proxy, see `rekey.proxy.access.Access`; and its certificate.
 
     Attributes:
-        keys: where the keys are that applications sign with, by the names they have here.
-        bearer_tokens: whether bearer tokens are passed on to the account.
-        key_ranges: whether applications use shared access signatures with a key range. `rekey plan` warns.
-        token: where the token is for which new keys are told at the admin address; None: they are not told.
+        token: where the token is that protects new keys at the admin address; None: they are not served.
     """
 
+    # Where the keys are that applications sign with, by their names here.
     keys: Mapping[str, SecretSource] = field(default_factory=dict)
+    # Whether bearer tokens are forwarded to the account.
     bearer_tokens: bool = False
+    # Whether applications use shared access signatures with a key range; `rekey plan` warns.
     key_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means, and
+    """The proxy: its limits and access; `[proxy.views]`, the table that a name means, and
     `[proxy.views.NAME]`, what it means for callers with the key NAME."""
 
     limits: ProxyLimits = field(default_factory=ProxyLimits)
@@ -309,8 +268,8 @@ class Config:
 
     @property
     def endpoints(self) -> str:
-        """The endpoints of tables and restricted store, as state files and tasks record them; that of the
-        targets is in the control row of a migration that has tables there."""
+        """The endpoints of tables and restricted store, as state files and tasks record them. The target
+        account's is in the control row of a migration that uses it."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
 
     @property
@@ -320,7 +279,7 @@ class Config:
         return {"tables": self.tables, **elsewhere, "restricted": self.restricted}
 
     def holding(self, table: str) -> tuple[str, Account]:
-        """Return the section and the account of a table. Raises ConfigurationError: there is none."""
+        """Return the section and account of a table. Raises ConfigurationError when there is none."""
         if not is_elsewhere(table):
             return "tables", self.tables
         if self.targets is None:
@@ -329,13 +288,13 @@ class Config:
 
     @property
     def rates(self) -> Limits:
-        """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
-        service, with the service's own targets for rates not given."""
+        """The limits for plans. On https or with adaptive limits, rates that are not given are the service's
+        own targets, where adaptive limits start (ADR 0038)."""
         is_https = self.tables.is_https or (self.targets is not None and self.targets.is_https)
         return self.limits.with_targets() if is_https or self.limits.follows else self.limits
 
     def warnings(self) -> list[str]:
-        """Return warnings about settings that are allowed but doubtful, as text for people."""
+        """Return warnings about allowed but doubtful settings, as text for people."""
         sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
         sources += [(f"key `{name}`", source) for name, source in sorted(self.proxy.access.keys.items())]
         if self.evidence.key_file is not None:
@@ -350,7 +309,7 @@ class Config:
             try:
                 mode = stat.S_IMODE(Path(source.where).stat().st_mode)
             except OSError:
-                continue  # reading it will say so, with the cure
+                continue  # reading it will report that, with the cure
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 problem = f"the file of {what} is open to other users (mode {mode:04o})"
                 found.append(f"{problem}; `chmod 600 {source.where}` closes it")
@@ -369,11 +328,9 @@ class Config:
 
 
 def default_config() -> str:
-    """Return the configuration that `rekey init` writes: every default, explained.
-
-    It can be loaded unchanged, and every setting in its comments is accepted, too. It holds no secret, and
-    names the file of the wrapping key that `rekey init` makes next to it.
-    """
+    """Return the configuration that `rekey init` writes: every default, explained. It holds no secret, can be
+    loaded unchanged, and every setting in its comments is accepted; it names the wrapping key's file that
+    `rekey init` makes."""
     return Path(__file__).with_name("default.toml").read_text("utf-8")
 
 
@@ -416,7 +373,7 @@ def load_config(path: Path) -> Config:
 def reading(
     endpoint: str, key_env: str | None, targets: tuple[str | None, str | None] = (None, None)
 ) -> Config:
-    """Return a configuration for work that only reads tables: of one account, or with one of `targets` (its
+    """Return a configuration for commands that only read tables of one account, or also of `targets` (its
     endpoint and the variable of its key). Raises ConfigurationError."""
 
     def account(endpoint: str, key_env: str | None) -> Account:
@@ -441,7 +398,7 @@ def resolve_secret(config: Config, name: str) -> bytes:
 
 
 def account_key(account: Account) -> str | None:
-    """Return the account's shared key in base64, or None when a token credential is to be used.
+    """Return the account's shared key in base64, or None to use a token credential.
 
     Raises:
         ConfigurationError: `key_env` is not set or holds no key, or an http endpoint has no key at all.
@@ -465,11 +422,7 @@ def account_key(account: Account) -> str | None:
 
 
 def read_toml(path: Path, *, absent: str) -> Section:
-    """Read a file of configuration, unchecked.
-
-    Args:
-        path: the file.
-        absent: what to do where there is none.
+    """Read a configuration file, unchecked. `absent` is the hint if there is none.
 
     Raises:
         ConfigurationError: absent, unreadable, not UTF-8, not TOML.
@@ -484,7 +437,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8", hint="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # the parser's text may quote the file; only the position is taken from it
+        # The parser's text may quote the file: take only the position from it.
         position = re.search(r"\(at [^)]*\)", str(error))
         said = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
         hint = "fix that line; strings stand in double quotes"
@@ -495,7 +448,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
 
 def _account(section: Section) -> Account:
     endpoint = section.text("endpoint")
-    if endpoint is not None:  # before the other keys: those of another service would be called unknown
+    if endpoint is not None:  # first: another service's keys would only be called unknown
         endpoint = _endpoint(section, endpoint.strip())
     section.allow("endpoint", "key_env")
     if endpoint is None:
@@ -513,22 +466,22 @@ def _targets(section: Section, tables: Account) -> Account | None:
         return None
     account = _account(section)
     if account.is_same_as(tables):
-        # `Users` and `Users@targets` would be one table, copied onto itself and retired.
+        # `Users` and `Users@targets` would be one table, copied onto itself and then retired.
         section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
     return account
 
 
 def is_same_account(one: str, other: str) -> bool:
-    """Tell whether two endpoints are of the same account, however they are written."""
+    """Tell whether two endpoints are of the same account, in whatever spelling."""
     return _place(one) == _place(other)
 
 
 def _place(endpoint: str) -> tuple[str, str]:
-    """Return what is the same for all spellings of an account's endpoint: its host and its path."""
+    """Return host and path of an account's endpoint, the same for all its spellings."""
     parts = urlsplit(endpoint.lower())
     host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}.get(parts.scheme, ""))
     name, dot, domain = host.partition(".")
-    if "table." in domain:  # a private link is of the same account
+    if "table." in domain:  # a private link leads to the same account
         host = name + dot + domain.removeprefix("privatelink.")
     return host, parts.path.strip("/")
 
@@ -557,6 +510,7 @@ def _endpoint(section: Section, text: str) -> str:
         section.fail("endpoint", "holds a SAS, a query or a user", cure + ", without `?...`" + renew)
     if parts.scheme not in ("http", "https") or not host:
         section.fail("endpoint", "is not an https URL", cure)
+    # On most ports the Azure SDK takes it for Cosmos DB.
     if host == "localhost" or host.endswith(".localhost"):
         problem = "`localhost` is taken for another service by the Azure SDK"
         section.fail("endpoint", problem, "write 127.0.0.1 instead of localhost")
@@ -569,6 +523,8 @@ def _endpoint(section: Section, text: str) -> str:
     service = host.partition(".")[2].partition(".")[0]
     if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
         section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
+    # Azurite's published account and key protect nothing, so http is fine for an Azurite in another
+    # container.
     if parts.scheme == "http" and host not in _LOOPBACK and parts.path.strip("/") != AZURITE_ACCOUNT:
         problem = f"http is allowed on 127.0.0.1 and [::1], and for Azurite's account {AZURITE_ACCOUNT}, only"
         section.fail("endpoint", problem, "write https://, which encrypts")
@@ -581,7 +537,7 @@ def _path(section: Section, usual: str) -> Path:
 
 
 def _absolute(section: Section, path: str) -> Path:
-    # absolute, not resolved: a link that the operator set up stays one
+    # Absolute, not resolved: keep the operator's links.
     return Path(os.path.normpath(section.path.parent / Path(path).expanduser()))
 
 
@@ -593,7 +549,7 @@ def _evidence(section: Section) -> EvidenceKey:
 
 
 def _secrets(section: Section, *kinds: str) -> dict[str, SecretSource]:
-    """Read sections that say where a secret is, by name; each says one of `kinds`, by default of all."""
+    """Read sections that say where a secret is, by name; each uses one of `kinds`, by default any."""
     for name in section.content:
         if not _SECRET_NAME.fullmatch(name):
             section.fail(name, "is not a name", "use letters, digits, `_` and `-`")
@@ -689,7 +645,7 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
     return SecretSource(kind, where)
 
 
-# How fields are written that only sections of this file have.
+# Readers of field types that only this file's sections have.
 _READERS: dict[Any, Reader] = {
     Path | None: lambda section, key: _absolute(section, section.text(key) or ""),
     Token: _token,
@@ -699,8 +655,8 @@ _READERS: dict[Any, Reader] = {
 
 
 def _is_variable(text: str) -> bool:
-    """Tell whether this can be a variable's name. A long text without `_` is taken for a pasted secret (hex,
-    say), which a later message would echo as a name."""
+    """Tell whether this can be a variable's name. A long text without `_` is probably a pasted secret (hex,
+    say), which a later message would show as a name."""
     return _VARIABLE.fullmatch(text) is not None and (len(text) < _PASTED_CHARACTERS or "_" in text)
 
 

@@ -1,11 +1,5 @@
-"""Common code for keys and secrets in Key Vault: connecting, and its errors as errors of rekey.
-
-Rules kept here:
-
-* Key Vault needs the extra `keyvault`; it is imported only when a key or secret is configured to be there.
-* Its answers are not copied into messages, since they may quote the request. Messages say in rekey's words
-  what happened, and what to do about it.
-"""
+"""Access to keys and secrets in Key Vault (extra `keyvault`, imported only when used). Its answers may quote
+the request, so messages do not repeat them."""
 
 from __future__ import annotations
 
@@ -26,28 +20,18 @@ _FORBIDDEN = 403
 
 @dataclass(frozen=True, slots=True)
 class VaultObject:
-    """A key or secret in Key Vault, as messages describe it.
+    """A key or secret in Key Vault, as messages describe it."""
 
-    Attributes:
-        what: its name in messages: "the wrapping key".
-        kind: `key` or `secret`.
-        setting: the setting that names it in the configuration: "`[sealing] key_vault`".
-        purpose: what Key Vault is asked to do with it: "to sign".
-        role: the role that lets an identity do so.
-        absent: class of the error when it does not exist.
-        if_deleted: what to do when it was deleted; put after the hint.
-    """
-
-    what: str
-    kind: str
-    setting: str
-    purpose: str
-    role: str
-    absent: type[RekeyError] = ConfigurationError
-    if_deleted: str = ""
+    what: str  # its name in messages: "the wrapping key"
+    kind: str  # `key` or `secret`
+    setting: str  # the setting that names it: "`[sealing] key_vault`"
+    purpose: str  # the operation asked of Key Vault: "to sign"
+    role: str  # the role that permits the operation
+    absent: type[RekeyError] = ConfigurationError  # class of the error when it does not exist
+    if_deleted: str = ""  # what to do when it was deleted; appended to the hint
 
     def not_installed(self) -> RekeyError:
-        """Return the error for client packages that are not installed."""
+        """Return the error for missing client packages."""
         return refusal("vault-not-installed", secret=self.what)
 
     @contextmanager
@@ -56,7 +40,7 @@ class VaultObject:
 
         Raises:
             RekeyError: of the class `absent`: Key Vault has no such key or secret.
-            CredentialRefused, EndpointDown, Unavailable: Key Vault did not do what it was asked to.
+            CredentialRefused, EndpointDown, Unavailable: Key Vault did not perform the operation.
         """
         from azure.core import exceptions as azure
 
@@ -114,23 +98,20 @@ class VaultKey:
         self._client = KeyClient(self.vault, self._credential, **client_options)
 
     def get(self, version: str | None = None) -> Any:
-        """Return Key Vault's description of the key, with its public half. Raises as `VaultObject.asked`.
-
-        Args:
-            version: the version; None: the one of the URL, or the current one.
-        """
+        """Return Key Vault's description of the key, with its public half: of `version`, else of the version
+        in the URL, else of the current one. Raises as `VaultObject.asked`."""
         with self.described.asked():
             return self._client.get_key(self.name, version or self._version)
 
     def client_for(self, key: Any) -> Any:
-        """Return a client that works with a key that `get` returned, or with a key version by its URL."""
+        """Return a client for a key that `get` returned, or for a key version by its URL."""
         from azure.keyvault.keys.crypto import CryptographyClient
 
         return CryptographyClient(key, self._credential, **self._options)
 
 
 def default_credential() -> Any:
-    """Return a new `DefaultAzureCredential`; it is imported here, since the import is slow."""
+    """Return a new `DefaultAzureCredential`; imported here because the import is slow."""
     from azure.identity import DefaultAzureCredential
 
     return DefaultAzureCredential()
@@ -141,7 +122,7 @@ def split_url(url: str, kind: str) -> tuple[str, str, str | None]:
 
     Args:
         url: of a key or secret.
-        kind: which of them it must be, as in the URL's path: `keys` or `secrets`.
+        kind: `keys` or `secrets`, as in the URL's path.
 
     Raises:
         ValueError: it is not such a URL. The message does not repeat it.

@@ -1,13 +1,5 @@
-"""Prices, as the section [prices] of rekey.toml gives them, and what requests and bytes cost by them. Pure.
-
-Rules kept here:
-
-* No price is built in: they differ by region, redundancy and contract, and change. The Azure pricing page
-  "Azure Table Storage pricing" and the operator's bill have them. A price that is missing is named.
-* Requests are priced for 10,000, storage for a GB and month. A GB is 2^30 bytes and a month 30 days.
-* Whether a batch is billed as one transaction or as one for each operation in it is not settled everywhere:
-  the cost is given both ways.
-"""
+"""The prices in `[prices]`, and what requests and bytes cost by them. Pure. No price is built in: they differ
+by region, redundancy and contract ("Azure Table Storage pricing")."""
 
 from __future__ import annotations
 
@@ -23,27 +15,24 @@ DAYS_OF_A_MONTH = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices in one currency; None where none was given.
+    """Prices in one currency; None if not given."""
 
-    Attributes:
-        currency: how amounts are labelled.
-        scan: of 10,000 pages of queries.
-        read: of 10,000 rows read by both keys.
-        write: of 10,000 rows written; also of batches, and of tables made and listed.
-        delete: of 10,000 deletes.
-        storage: of a GB and month.
-    """
-
+    # Label of amounts.
     currency: str | None = None
+    # Per 10,000 pages of queries.
     scan: float | None = None
+    # Per 10,000 point reads.
     read: float | None = None
+    # Per 10,000 rows written; also batches, and tables created and listed.
     write: float | None = None
+    # Per 10,000 deletes.
     delete: float | None = None
+    # Per GB (2^30 bytes) and month (30 days).
     storage: float | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the keys of `[prices]` that are not set."""
+        """The keys of `[prices]` that are not set."""
         return tuple(one.name for one in fields(self) if getattr(self, one.name) is None)
 
     def requests(self, counts: Mapping[str, int], *, batch_each: bool) -> float | None:
@@ -51,7 +40,8 @@ class Prices:
 
         Args:
             counts: by kind, as `rekey.tables.sent` counts them.
-            batch_each: a batch costs as much as its operations would one by one; else as much as one write.
+            batch_each: whether a batch is billed as its operations one by one or as one write; this is not
+                settled everywhere, so callers show both.
         """
         if self.missing:
             return None
@@ -71,7 +61,7 @@ class Prices:
 
 
 def amount_text(amount: float, currency: str) -> str:
-    """Return an amount for people, never rounded to nothing: `12.40 USD`, `0.0031 USD`, `< 0.0001 USD`."""
+    """Return an amount for people, never rounded to zero: `12.40 USD`, `0.0031 USD`, `< 0.0001 USD`."""
     if 0 < amount < 0.0001:
         return f"< 0.0001 {currency}"
     return f"{amount:,.2f} {currency}" if amount >= 1 or not amount else f"{amount:.4f} {currency}"

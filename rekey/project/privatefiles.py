@@ -1,10 +1,4 @@
-"""Files that only their owner may read: new ones, and ones that are replaced whole.
-
-Rules kept here:
-
-* The mode is given when the file is made, not after: no other user can open it in between.
-* An existing file is never overwritten in place: it is refused, or replaced whole.
-"""
+"""Files that only their owner may read. An existing file is never overwritten in place."""
 
 from __future__ import annotations
 
@@ -22,26 +16,25 @@ def write_private(path: Path, content: bytes) -> None:
         FileExistsError: the file exists already.
         OSError: it cannot be written.
     """
+    # The mode is set on creation, so that no other user can open the file in between.
     made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(made, "wb") as file:
         file.write(content)
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file with mode 0600, whole or not at all; replace an existing one.
-
-    A link at `path` is replaced, not followed: what it points to stays as it is.
+    """Write a file with mode 0600 atomically. An existing file, or a link itself, is replaced.
 
     Args:
         path: the file.
-        content: what it holds from now on.
-        durable: also after the machine fails; False saves the sync of the disk.
+        content: its new content.
+        durable: sync the disk, so that it survives a machine failure.
 
     Raises:
-        OSError: it cannot be written; what was there is unchanged.
+        OSError: it cannot be written; the former file is unchanged.
     """
-    # In the same folder, so that it can be moved into place; under a random name, so that no link can be put
-    # there before.
+    # In the same folder, so that it can be renamed; with a random name, so that no link can be put there
+    # before.
     made, name = mkstemp(prefix=".rekey-", dir=path.parent)
     fresh = Path(name)
     try:

@@ -1,4 +1,4 @@
-"""The errors of a project, by code; their texts stand together in `refusals.toml`."""
+"""A project's errors, by code; their texts are in `refusals.toml`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
-"""Where secrets come from: an environment variable, a file, or Key Vault. By name, never from a script.
-
-Rules kept here:
-
-* A secret is at least 16 bytes; an absent, empty or shorter one is `SecretMissing`, before anything is done.
-* A file loses one trailing newline (editors and `echo` add it); nothing else is trimmed anywhere.
-* No message, log or repr holds a secret. A secret is recognised by its fingerprint, from which neither the
-  secret nor any hash that `keys.opaque` makes can be derived.
-"""
+"""Reads secrets from an environment variable, a file or Key Vault. No message, log or repr holds a secret; a
+secret is recognized by its fingerprint."""
 
 from __future__ import annotations
 
@@ -42,32 +35,24 @@ class SecretKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SecretSource:
-    """Where one secret is.
+    """Where a secret is."""
 
-    Attributes:
-        kind: environment variable, file or Key Vault.
-        where: the variable's name, the file's absolute path, or the https URL of the Key Vault secret.
-    """
-
+    # Environment variable, file or Key Vault.
     kind: SecretKind
+    # The variable's name, the file's absolute path, or the https URL of the Key Vault secret.
     where: str
 
 
 def fingerprint(secret: bytes) -> str:
-    """Return 32 characters by which a secret is recognised without being known.
-
-    Crockford base32 of the first 160 bits of HMAC-SHA-256(secret, "rekey/fingerprint/v1").
-    """
+    """Return 32 characters that identify a secret: Crockford base32 of the first 160 bits of
+    HMAC-SHA-256(secret, "rekey/fingerprint/v1"). Neither the secret nor a hash by `keys.opaque` can be
+    derived from it."""
     digest = hmac.new(secret, _FINGERPRINT_MESSAGE, hashlib.sha256).digest()
     return crockford.encode(digest[:FINGERPRINT_BYTES])
 
 
 def read_secret(name: str, source: SecretSource) -> bytes:
-    """Return the secret's bytes.
-
-    Args:
-        name: the name in `[secrets.NAME]`, for messages.
-        source: where it is.
+    """Return the secret's bytes. `name` is that in `[secrets.NAME]`, for messages.
 
     Raises:
         SecretMissing: absent, not readable, empty, or shorter than 16 bytes.
@@ -85,7 +70,7 @@ def read_local(what: str, setting: str, source: SecretSource) -> bytes:
 
     Args:
         what: the secret's name in messages: "secret `users`".
-        setting: the section of the configuration that says where it is, for messages.
+        setting: the section that says where it is, for messages.
         source: where it is; not in Key Vault.
 
     Raises:
@@ -102,6 +87,7 @@ def read_local(what: str, setting: str, source: SecretSource) -> bytes:
         except OSError as error:
             said = f"{source.where} cannot be read ({reason_of(error)})"
             raise refusal("file-not-read", secret=what, said=said, setting=setting) from None
+        # Editors and `echo` add a newline. Nothing else is ever trimmed.
         secret = content.removesuffix(b"\r\n" if content.endswith(b"\r\n") else b"\n")
     return _long_enough(what, setting, secret)
 
@@ -137,7 +123,7 @@ def from_key_vault(
     except ImportError:
         raise described.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
-    # a credential that is made here is closed here; the caller's stays open
+    # Close only a credential that was made here, not the caller's.
     used = closing(default_credential()) if credential is None else nullcontext(credential)
     with used as identity, described.asked(), SecretClient(vault, identity, **client_options) as client:
         value = client.get_secret(secret_name, version).value
@@ -145,7 +131,7 @@ def from_key_vault(
 
 
 def read_wrapping(source: SecretSource) -> bytes:
-    """Return the wrapping key that an environment variable or a file holds.
+    """Return the wrapping key in an environment variable or a file.
 
     Raises:
         SecretMissing: absent, not readable, empty, or shorter than the minimum for secrets.

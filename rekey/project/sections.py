@@ -1,10 +1,4 @@
-"""A table of a TOML file: errors of its readers name the file, the table, the key and the cure.
-
-Rules kept here:
-
-* Values are never repeated in an error: a secret pasted into the file is not echoed. Its line is named.
-* A duration or a size is written with its unit: `"24h"`, `"64MiB"`.
-"""
+"""A table of a TOML file. Errors name file, line, table, key and cure, never a value: it may be a secret."""
 
 from __future__ import annotations
 
@@ -20,12 +14,12 @@ from rekey.errors import ConfigurationError
 from rekey.project.window import Window
 
 T = TypeVar("T")
-# A field that is written as a duration, `"24h"`, under the field's name without `_s`.
+# A field written as a duration, `"24h"`, under the field's name without `_s`.
 Seconds: TypeAlias = Annotated[float, "a duration"]
-# A field that is written as a size, `"64MiB"`.
+# A field written as a size, `"64MiB"`.
 Bytes: TypeAlias = Annotated[int, "a size"]
 AUTO: Final = "auto"
-# A field that is written as a whole number, or as `"auto"`.
+# A field written as a whole number or `"auto"`.
 Rate: TypeAlias = int | Literal["auto"] | None
 _fields_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 _TEXTS = re.compile(r"\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}")
@@ -39,7 +33,7 @@ _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def seconds_of(text: str) -> int | None:
-    """Return a duration such as `"90s"`, `"15m"`, `"24h"` or `"30d"` in seconds, None for another text."""
+    """Return a duration such as `"90s"`, `"15m"`, `"24h"` or `"30d"` in seconds, None for other text."""
     return _amount(text, _DURATION, _SECONDS)
 
 
@@ -49,15 +43,15 @@ def _amount(text: str, form: re.Pattern[str], units: Mapping[str, int]) -> int |
 
 
 def _line_of(text: str, names: list[str]) -> int:
-    """Return the line where a key stands, or the table that lacks it; 0 where neither does.
+    """Return the line of a key, or of the table that lacks it; 0 without either. The parser has no lines.
 
     Args:
-        text: of a TOML file that was parsed: the parser tells no lines.
+        text: the whole file, which was parsed.
         names: of the tables around the key, and of the key.
     """
     table: list[str] = []
     line = deepest = 0
-    # A text of several lines may have lines that look like keys.
+    # Lines of a multi-line text may look like keys.
     text = _TEXTS.sub(lambda found: "\n" * found[0].count("\n"), text)
     for number, content in enumerate(text.split("\n"), 1):
         if (found := _HEADER.match(content)) is not None:
@@ -82,8 +76,8 @@ class Section:
     Attributes:
         path: the file, for messages.
         name: the table's dotted name, "" for the whole file.
-        content: what the TOML parser returned for it.
-        text_of_file: the whole file, for the lines in messages; "" where there is none.
+        content: the parsed table.
+        text_of_file: the whole file, for line numbers; "" if there is none.
     """
 
     def __init__(self, path: Path, name: str, content: dict[str, Any], text: str = "") -> None:
@@ -101,7 +95,7 @@ class Section:
         raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
 
     def allow(self, *keys: str) -> None:
-        """Raise ConfigurationError for a key other than these."""
+        """Raise ConfigurationError for any other key."""
         for key in self.content:
             if key not in keys:
                 what = "key" if self.name else "section"
@@ -125,14 +119,14 @@ class Section:
         return Section(self.path, self.name, rest, self.text_of_file)
 
     def read(self, value: type[T], more: dict[Any, Reader] | None = None) -> T:
-        """Read all keys of this section as the fields of a dataclass; one that is absent keeps its default.
+        """Read all keys of this section as the fields of a dataclass; absent ones keep their defaults.
 
-        The type of a field says how its key is written: `Seconds`, `Bytes`, `int` (at least 1), `float` (an
+        A field's type determines how its key is written: `Seconds`, `Bytes`, `int` (at least 1), `float` (an
         amount) or `str`, the last three also with None; a list of words, or a window. `more` has readers for
         further types.
 
         Raises:
-            ConfigurationError: a key is unknown, or its value is not written in that way.
+            ConfigurationError: a key is unknown, or its value has another form.
         """
         known = _READERS | (more or {})
         readers = {name.removesuffix("_s"): (name, known[kind]) for name, kind in _fields_of(value).items()}
@@ -155,11 +149,9 @@ class Section:
         return value
 
     def count(self, key: str) -> int:
-        """Read a whole number of at least 1."""
         return self._whole(key, "is not a whole number of at least 1", f"write for example {key} = 16")
 
     def rate(self, key: str) -> int | Literal["auto"]:
-        """Read a whole number of at least 1, or `"auto"`."""
         if self.content[key] == AUTO:
             return AUTO
         problem = 'is neither a whole number of at least 1 nor "auto"'
@@ -179,7 +171,7 @@ class Section:
         return float(value)
 
     def words(self, key: str) -> tuple[str, ...]:
-        """Read a list of texts that begins with one that is not empty: a program and its arguments."""
+        """Read a program and its arguments, as a list of texts."""
         value = self.content[key]
         if not isinstance(value, list) or not value or not value[0]:
             value = [None]
@@ -189,7 +181,6 @@ class Section:
         return tuple(value)
 
     def window(self, key: str) -> Window:
-        """Read a weekly window."""
         try:
             return Window.of(self.text(key) or "")
         except ValueError as error:

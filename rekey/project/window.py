@@ -1,11 +1,4 @@
-"""The weekly window in which a migration may cut over by itself: `"Sat 02:00-04:00 Europe/Berlin"`. Pure.
-
-Rules kept here:
-
-* Days are those on which a window begins: `Sat 23:00-01:00` ends on Sunday. Without days it opens every day.
-* Times are those of the clock on the wall of the zone: where that clock is set forward or back, the window
-  opens and closes when the clock shows the times.
-"""
+"""The weekly window in which a migration may cut over by itself: `"Sat 02:00-04:00 Europe/Berlin"`. Pure."""
 
 from __future__ import annotations
 
@@ -21,23 +14,19 @@ _WINDOW = re.compile(r"(?:([A-Za-z,-]+) )?(\d\d:\d\d)-(\d\d:\d\d)(?: (\S+))?")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of each week.
+    """A weekly window. It opens and closes when the zone's wall clock shows the times."""
 
-    Attributes:
-        days: the days on which it begins, 0 for Monday.
-        begins, ends: the times; not the same.
-        zone: the time zone.
-    """
-
+    # The days on which it begins, 0 for Monday; `Sat 23:00-01:00` ends on Sunday.
     days: frozenset[int]
+    # The times; not the same.
     begins: time
     ends: time
     zone: tzinfo
 
     @classmethod
     def of(cls, text: str) -> Window:
-        """Return the window of a text: `02:00-04:00`, `Sat 02:00-04:00`, `Mon-Fri 22:00-06:00` or
-        `Sat,Sun 01:00-05:00 Europe/Berlin`; UTC without a zone. Raises ValueError for any other text."""
+        """Parse `02:00-04:00` (every day), `Sat 02:00-04:00`, `Mon-Fri 22:00-06:00` or `Sat,Sun 01:00-05:00
+        Europe/Berlin`; UTC without a zone. Raises ValueError for any other text."""
         found = _WINDOW.fullmatch(" ".join(text.split()))
         try:
             days, *times, zone = found.groups() if found else ()
@@ -55,7 +44,7 @@ class Window:
             raise ValueError("names a time zone that this machine does not know") from None
 
     def next(self, now: int) -> tuple[int, int]:
-        """Return when the window that is open at a time, or the next one, opens and closes; all in ticks."""
+        """Return when the window that is open at `now`, or the next one, opens and closes; all in ticks."""
         today = datetime.fromtimestamp(now / TICKS_PER_SECOND, self.zone).date()
         for ahead in range(-1, 9):
             day = today + timedelta(days=ahead)
