@@ -1,14 +1,5 @@
-"""A bundle on disk: a BagIt bag with the statement next to its manifests.
-
-Rules kept here:
-
-* A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder
-  that holds anything is never written to.
-* The bag (RFC 8493) is the format that archives know; it proves nothing against those who make it again. The
-  statement does, and it covers the bag's manifests, too.
-* Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and
-  other files that were put there (a `rekey.toml`, a key) do not belong to it.
-"""
+"""A bundle on disk: a BagIt bag (RFC 8493, the format of archives) with the signed statement next to its
+manifests. Only plain files with known names belong to it."""
 
 from __future__ import annotations
 
@@ -34,21 +25,21 @@ _PAYLOAD = "data/"
 STATEMENT = "statement.dsse.json"
 TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
-# Files that the statement does not name.
+# Files that the statement does not cover.
 BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
 _BAG = {"bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"}
 ALWAYS = frozenset(_BAG | {_PAYLOAD + name for name in contents.ALWAYS})
-# Files that the statement may name. It must name those of `ALWAYS`.
+# Files that the statement may cover. It must cover those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 
-# Every path of a bundle, with its folders.
+# Every path of a bundle, including its folders.
 _PATHS = frozenset(
     str(path) for name in KNOWN | BESIDES for path in (PurePosixPath(name), *PurePosixPath(name).parents)
 )
-# The most bytes of a file of the audit log, of other payload, and of every other file. Parsed JSON can take
-# 22 times as much memory as its text.
+# Maximum bytes of a file of the audit log, of other payload, and of any other file. Parsed JSON can take 22
+# times the memory of its text.
 _MOST_LOG_BYTES, _MOST_PAYLOAD_BYTES, _MOST_BYTES = 1 << 28, 1 << 26, 1 << 20
-# The most paths that do not belong to a bundle and are looked at, and the longest of them.
+# How many paths outside a bundle are examined, and their maximum length.
 _MOST_STRANGE, _LONGEST = 1_000, 1_000
 
 # Python 3.13 deprecates calls in bagit; its results are the same.
@@ -58,7 +49,7 @@ logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a folder that holds anything. Raises Refused."""
+    """Refuse a folder that is not empty. Raises Refused."""
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise Refused(
             f"{folder} is there already and is not an empty folder",
@@ -76,18 +67,18 @@ def write(
     signer: Signer | None,
     authority: str | None,
 ) -> Envelope:
-    """Write a bundle, whole or not at all, and return its statement.
+    """Write a bundle atomically and return its statement.
 
     Args:
         folder: the bundle's folder; must not exist, or be empty.
         files: contents by path below `data/`.
         info: the entries of `bag-info.txt`.
-        predicate: what the statement says the bundle is about.
-        signer: signs the statement, and the time stamp; None leaves them unsigned.
-        authority: URL of a time stamp authority; None: there is no time stamp.
+        predicate: the statement's predicate.
+        signer: signs the statement and the time stamp; None leaves them unsigned.
+        authority: URL of a time stamp authority; None: no time stamp.
 
     Raises:
-        Refused: something is in the folder.
+        Refused: the folder is not empty.
         ConfigurationError, MachineFailed: it cannot be written.
         RekeyError: the key or the authority failed.
     """
@@ -130,7 +121,7 @@ def write(
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a bundle that its statement names, by path."""
+    """Return the SHA-256 of every file of a bundle that the statement covers, by path."""
     stated = [name for name in names(folder) if name not in BESIDES]
     found = {}
     for name in stated:
@@ -140,7 +131,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> bytes:
-    """Return a file of a bundle that is not payload; more than it can have is cut off."""
+    """Return a file of a bundle that is not payload, truncated at its maximum size."""
     with path.open("rb") as file:
         return file.read(_MOST_BYTES)
 
@@ -152,7 +143,7 @@ def require_folder(folder: Path) -> None:
 
 
 def require_bundle(folder: Path) -> None:
-    """Raise ConfigurationError when there is no such folder, or it has nothing of a bundle."""
+    """Raise ConfigurationError when there is no such folder, or nothing of a bundle in it."""
     require_folder(folder)
     if not any((folder / name).exists() for name in (STATEMENT, "bagit.txt", _PAYLOAD)):
         raise ConfigurationError(
@@ -162,17 +153,14 @@ def require_bundle(folder: Path) -> None:
 
 
 def is_unsigned(folder: Path) -> bool:
-    """Tell whether a bundle has a statement that nobody signed."""
+    """Tell whether a bundle has an unsigned statement."""
     with suppress(OSError, ValueError):
         return not parsed(read(folder / STATEMENT)).is_signed
     return False
 
 
 def statement_sha256(folder: Path) -> str:
-    """Return the SHA-256 of a bundle's statement, "" when it has none.
-
-    Raises ConfigurationError when there is no such folder.
-    """
+    """Return the SHA-256 of a bundle's statement, "" without one. Raises ConfigurationError."""
     require_folder(folder)
     path = folder / STATEMENT
     return hashlib.sha256(read(path)).hexdigest() if path.is_file() else ""
@@ -185,17 +173,17 @@ def payload(folder: Path) -> dict[str, bytes]:
 
 
 def names(folder: Path) -> list[str]:
-    """Return the paths of all plain files in a folder that are not too large, in order."""
+    """Return the sorted paths of all plain files in a folder that are not too large."""
     return sorted(name for name in _paths(folder)[0] if _is_plain(folder, name))
 
 
 def strange(folder: Path) -> list[str]:
-    """Return the paths that a bundle must not hold: links, devices, empty folders, too large files."""
+    """Return the paths that a bundle must not contain: links, devices, empty folders, too large files."""
     return sorted(name for name in _paths(folder)[0] if not _belongs(folder, name))
 
 
 def overflows(folder: Path) -> bool:
-    """Tell whether a folder holds so much that is not of a bundle that not all of it was looked at."""
+    """Tell whether a folder contains so much that is not of a bundle that not all of it was examined."""
     return _paths(folder)[1]
 
 
@@ -203,7 +191,7 @@ def _is_plain(folder: Path, name: str) -> bool:
     path, most = folder / name, _MOST_BYTES
     if name in KNOWN and name.startswith(_PAYLOAD):
         most = _MOST_LOG_BYTES if name.startswith(f"{_PAYLOAD}audit/") else _MOST_PAYLOAD_BYTES
-    with suppress(PermissionError):  # in a folder that cannot be searched
+    with suppress(PermissionError):  # in an unreadable folder
         return not path.is_symlink() and path.is_file() and path.stat().st_size <= most
     return False
 
@@ -217,8 +205,8 @@ def _belongs(folder: Path, name: str) -> bool:
 
 
 def _paths(folder: Path) -> tuple[list[str], bool]:
-    """Return the paths below a folder, and whether there are more, of those that do not belong to a bundle.
-    It takes no stack and follows no link, however deep folders lie in one another."""
+    """Return the paths below a folder, and whether some outside the bundle were left out. Iterative, and
+    follows no link, so that a hostile bundle of any depth can be read."""
     found, strangers, more = list[str](), 0, False
     waiting = [""]
     while waiting:
@@ -241,11 +229,11 @@ def _paths(folder: Path) -> tuple[list[str], bool]:
 
 
 def bag_problem(folder: Path) -> str:
-    """Return why a folder is no valid bag, "" when it is one."""
+    """Return why a folder is no valid bag, "" if it is valid."""
     try:
         with _ignoring_old_calls():
             bagit.Bag(str(folder)).validate()
     except (bagit.BagError, OSError, ValueError) as error:
-        # bagit's message names files of the bundle, which the reader of a finding has
+        # bagit's message only names files of the bundle
         return str(error) or type(error).__name__
     return ""

@@ -1,12 +1,5 @@
-"""The files of a bundle: their paths, and contents made from values alone.
-
-Rules kept here:
-
-* Contents that repeat others are made from one source: gates and verifications from the events of the audit
-  log, inclusion proofs from its tree. `evidence verify` makes them again and compares.
-* Events are written as the lines that were hashed; the last line ends with a line end, too.
-* JSON is RFC 8785.
-"""
+"""The files of a bundle: their paths, and contents made from values alone. JSON is RFC 8785. `evidence
+verify` makes the contents that repeat others (gates, verifications, proofs) again and compares."""
 
 from __future__ import annotations
 
@@ -34,8 +27,8 @@ VERSIONS = "versions.json"
 REPORT = "report.html"
 LIVE = "doctor-live.dsse.json"
 LIVE_SCHEMA = 1
-# Files that every bundle holds; the plan is there when it is known, the report of `rekey doctor --live` when
-# there is one by the same key.
+# Files of every bundle. The plan is added when it is known, the report of `rekey doctor --live` when it is
+# signed by the same key.
 ALWAYS = (
     *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
@@ -43,7 +36,7 @@ ALWAYS = (
 
 
 def live_path(state: Path) -> Path:
-    """Return where the report of `rekey doctor --live` is kept, by the path of the state file."""
+    """Return the path of the report of `rekey doctor --live`, from that of the state file."""
     return state.with_name(f"{state.name}.live")
 
 
@@ -52,7 +45,7 @@ Event = Mapping[str, Any]
 
 
 def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
-    """Return the details of the events of one kind of a migration, each with its `seq` and `at`."""
+    """Return the details of a migration's events of one kind, each with its `seq` and `at`."""
     own = (event for event in events if event["event"] == kind and event["script_id"] == script_id)
     return [{"seq": event["seq"], "at": event["at"], **event["details"]} for event in own]
 

@@ -1,17 +1,5 @@
-"""Making a bundle from the records of a migration in the state file.
-
-Rules kept here:
-
-* No service is asked, and no table is read: everything exported was recorded when it happened.
-* A report of `rekey doctor --live` is exported if it is about the same accounts and signed by the same key.
-* The audit log is checked first; one that is broken or contradicts its checkpoints is not exported.
-* The export is an event, too, before the checkpoint is made. Another event, after the bundle is written, has
-  the hash of its statement; the bundle does not hold that one.
-* The snapshot of the state holds no key: of segments their counts, of facts those that are a time, a number
-  or true or false; other facts are named, not shown.
-* Before a bundle is written all its files are searched for the secrets and account keys that this
-  configuration names: a script that holds one is refused, not handed to an auditor.
-"""
+"""Makes a bundle from a migration's records in the state file. No service is asked and no table is read:
+everything was recorded when it happened."""
 
 from __future__ import annotations
 
@@ -46,7 +34,7 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
-# What the snapshot of the state holds of a migration's record, and of each run of a phase.
+# Fields of a migration's record, and of each run of a phase, in the snapshot of the state.
 _RECORD = ("script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at")
 _RUN = ("phase", "started_at", "finished_at", "outcome", "counters")
 _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
@@ -57,25 +45,15 @@ _CONNECTION_STRING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A bundle that was written.
+    """A bundle that was written."""
 
-    Attributes:
-        script_id: the migration.
-        files: how many files it has.
-        events: how many events of the audit log it holds.
-        statement_sha256: SHA-256 of the statement's file.
-        key_id: id of the key that signed, "" when it is not signed.
-        stamped: whether an authority stamped the statement.
-        live: whether it holds a report of `rekey doctor --live`.
-    """
-
-    script_id: str
-    files: int
-    events: int
-    statement_sha256: str
-    key_id: str
-    stamped: bool
-    live: bool
+    script_id: str  # the migration
+    files: int  # number of files
+    events: int  # number of audit log events in it
+    statement_sha256: str  # SHA-256 of the statement's file
+    key_id: str  # id of the signing key, "" if unsigned
+    stamped: bool  # whether an authority stamped the statement
+    live: bool  # whether it includes a report of `rekey doctor --live`
 
 
 def export(
@@ -96,19 +74,20 @@ def export(
         state: the state file, open for writing.
         folder: the bundle's folder; must not exist, or be empty.
         signer: signs checkpoint, statement and time stamp; None leaves them unsigned.
-        authority: URL of a time stamp authority; None: there is no time stamp.
-        group: the digests of the declarations of its group, by script; None where it has no group.
+        authority: URL of a time stamp authority; None: no time stamp.
+        group: the digests of the declarations of its group, by script; None without a group.
 
     Raises:
-        Refused: the migration has not begun, or something is in the folder.
+        Refused: the migration has not begun, or the folder is not empty.
         Moved: the script is not the one that was applied.
-        Findings: the audit log is broken or contradicts its checkpoints, or a file would hold a secret.
+        Findings: the audit log is broken or contradicts its checkpoints, or a file would contain a secret.
         RekeyError: the key, the authority or the disk failed. Nothing is left of the bundle.
     """
     bag.require_free(folder)
     script_id = declared.script_id
     _require_known(state, declared)
     key_id = "" if signer is None else signer.public.key_id
+    # The export is an event too, covered by the checkpoint.
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
     checkpoint = log.signed_over(events, signer)
@@ -142,7 +121,7 @@ def export(
         stamped=authority is not None,
         live=bool(live),
     )
-    # The bundle cannot hold this event, which has the hash of its statement.
+    # The bundle cannot contain this event, which has the hash of its statement.
     details = {name: getattr(done, name) for name in ("statement_sha256", "key_id", "events", "stamped")}
     state.audit(EVIDENCE_EXPORTED, script_id, {**details, "signed": bool(key_id)})
     return done
@@ -155,8 +134,7 @@ def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
 
 
 def record_verified(state: State, verdict: Verdict) -> bool:
-    """Record that a bundle was verified, if it is right and this project exported it; tell whether it was
-    recorded."""
+    """Record that a right bundle of this project was verified; tell whether it was recorded."""
     ours = exports_of(state, verdict.statement_sha256)
     if not ours or not verdict.is_right:
         return False
@@ -171,8 +149,8 @@ def record_verified(state: State, verdict: Verdict) -> bool:
 
 
 def _require_known(state: State, declared: Declared) -> None:
-    """Raise when there is no evidence to export: the migration has not begun (Refused), its audit log is
-    broken (Findings), or its script was edited (Moved)."""
+    """Raise when there is nothing to export: the migration has not begun (Refused), its audit log is broken
+    (Findings), or its script was edited (Moved)."""
     events = state.audit_events()
     if not any(event.script_id == declared.script_id for event in events):
         raise Refused(
@@ -235,8 +213,8 @@ def _files(
 
 
 def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
-    """Return the report of `rekey doctor --live` on this project's accounts, by its path; {} when there is
-    none, or none by the key that signs this bundle."""
+    """Return the report of `rekey doctor --live` on this project's accounts by the key that signs this
+    bundle, by its path; {} without one."""
     try:
         data = contents.live_path(config.state).read_bytes()
         live = statement.parsed(data)
@@ -250,7 +228,8 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
 
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the records of a migration in the state file, without keys."""
+    """Return the records of a migration in the state file, without keys: counts of segments, and only facts
+    that are a time, a number or a Boolean; other facts are only named."""
     record, applied = state.migration(script_id), set(state.ledger_ids())
     segments = state.segments(script_id, "backfill", keys=False)
     shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
@@ -273,7 +252,7 @@ def versions(schema: int) -> dict[str, Any]:
     wanted = map(Requirement, requires(DISTRIBUTION) or [])
     needed = [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     found = {name: version(name) for name in needed}
-    with suppress(PackageNotFoundError):  # when the extra is not installed, it signed nothing
+    with suppress(PackageNotFoundError):  # without the extra, it signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
         "rekey": VERSION,
@@ -287,7 +266,7 @@ def versions(schema: int) -> dict[str, Any]:
 
 
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
-    """Raise Findings when files hold a secret, an account key or a connection string; it names files only."""
+    """Raise Findings when a file (a script, say) contains a secret, an account key or a connection string."""
     known = [form for secret in _secrets(config) for form in forms(secret)]
 
     def tells(data: bytes) -> bool:
@@ -302,7 +281,7 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
 
 
 def _secrets(config: Config) -> list[bytes]:
-    """Return the secrets and keys that can be read here; others are left out, as an export needs none."""
+    """Return the secrets and keys that can be read here; an export needs none of them."""
     found = []
     for wrapping in (config.sealing.key, config.sealing.previous):
         if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
@@ -318,7 +297,7 @@ def _secrets(config: Config) -> list[bytes]:
 
 
 def forms(secret: bytes) -> list[bytes]:
-    """Return the forms in which a file could hold a secret: plain, hex, base64 at each alignment."""
+    """Return the forms in which a file could contain a secret: plain, hex, base64 at each alignment."""
     encoded = []
     for before in range(3):
         text = base64.b64encode(b"\0" * before + secret)

@@ -1,13 +1,4 @@
-"""The keys that sign evidence: Ed25519 or P-256.
-
-Rules kept here:
-
-* A key is identified by the SHA-256 of its public half in SPKI form (`key_id`). An auditor brings the
-  public half along: no bundle holds it, so that it cannot be taken from there.
-* Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER, with
-  the smaller of the two numbers s that fit: so there is one signature.
-* No repr holds a private key.
-"""
+"""The keys that sign evidence: Ed25519 or P-256. No repr holds a private key."""
 
 from __future__ import annotations
 
@@ -21,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-# Length of the hash by which a signed note names a key.
+# Bytes of the hash that identifies a key in a signed note.
 NOTE_ID_BYTES = 4
 # The order of P-256 (FIPS 186-4, D.1.2.3).
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -30,14 +21,10 @@ _ED25519_TYPE = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """The public half of a key that signs evidence.
-
-    Attributes:
-        key: the key.
-        origin: where it came from, for the reader of a verdict; "" when that is not known.
-    """
+    """The public half of a key that signs evidence. The auditor supplies it; no bundle contains it."""
 
     key: Ed25519PublicKey | ec.EllipticCurvePublicKey = field(repr=False)
+    # Where it came from, for the verdict; "" if unknown.
     origin: str = field(default="", compare=False)
 
     @property
@@ -52,7 +39,6 @@ class PublicKey:
 
     @property
     def pem(self) -> bytes:
-        """The key as a PEM file."""
         return self._public(serialization.Encoding.PEM)
 
     def _public(self, encoding: serialization.Encoding) -> bytes:
@@ -65,11 +51,11 @@ class PublicKey:
 
     @property
     def named(self) -> dict[str, str]:
-        """The key as a statement names it: algorithm and id."""
+        """The key in statements: algorithm and id."""
         return {"algorithm": self.algorithm, "key_id": self.key_id}
 
     def note_id(self, name: str) -> bytes:
-        """Return the four bytes by which a signed note of the log `name` names this key."""
+        """Return the four bytes that identify this key in a signed note of the log `name`."""
         if isinstance(self.key, Ed25519PublicKey):
             raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
             return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:NOTE_ID_BYTES]
@@ -79,9 +65,10 @@ class PublicKey:
         """Tell whether a signature over `data` is by this key.
 
         Args:
-            signature: the signature. Anyone can make a second one of an ECDSA signature, by its other s.
-            data: what was signed.
-            high_s: accept the larger s, too: versions before 0.3 left the one that Key Vault gave.
+            signature: the signature.
+            data: what was signed. Ed25519 signs it as it is, P-256 its SHA-256.
+            high_s: also accept the larger s of an ECDSA signature. Anyone can compute it from the smaller
+                one, so only the smaller is accepted, but versions before 0.3 kept the one from Key Vault.
         """
         try:
             if isinstance(self.key, Ed25519PublicKey):
@@ -95,7 +82,7 @@ class PublicKey:
 
 
 class Signer(Protocol):
-    """An object that signs with one key."""
+    """Signs with one key."""
 
     @property
     def public(self) -> PublicKey:
@@ -107,15 +94,13 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ed25519Signer:
-    """Signs with an Ed25519 key that this process holds."""
+    """Signs with an Ed25519 key in this process."""
 
     private: Ed25519PrivateKey = field(repr=False)
 
     @property
     def public(self) -> PublicKey:
-        """The public half."""
         return PublicKey(self.private.public_key())
 
     def sign(self, data: bytes) -> bytes:
-        """Return the signature over `data`, 64 bytes."""
         return self.private.sign(data)

@@ -1,22 +1,6 @@
 """Checkpoints over an audit log: made at every phase boundary and for every bundle, and checked in a bundle.
-
-Rules kept here:
-
-* A checkpoint covers every event that is in the state file when it is made. It is added to the state file
-  and never changed there.
-* No checkpoint is made over a log that contradicts itself: not when the chain is broken, not when an earlier
-  checkpoint covers more events, or another root. So no checkpoint is ever signed that contradicts an earlier
-  one.
-* Without a key a checkpoint is not signed, and its remark says so. When a key is configured and cannot sign
-  just now (Key Vault is down), the phase that was done stays done: the checkpoint is recorded unsigned, with
-  the reason.
-* The bytes of the lines count, not their meaning: each line's hash is the next one's `prev`, and the lines
-  are the leaves of the tree.
-* The log must be exactly as long as its checkpoint says: a log that was cut off at its end is found, and so
-  is one that continues after it.
-* Every earlier checkpoint must hold for the beginning of the log. A signed one must be signed by a key that
-  was given: a log does not change its keys unseen.
-"""
+Lines are compared as bytes, not by meaning: each line's hash is the next one's `prev`, and lines are the
+tree's leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +23,7 @@ from rekey.state.store import State
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: a stable code, and one sentence."""
+    """One fault: a stable code and a sentence."""
 
     code: str
     what: str
@@ -50,7 +34,7 @@ UNSIGNED = "not signed: no key is configured"
 
 
 def lines_of(data: bytes) -> list[bytes]:
-    """Return the lines of a log. Raises ValueError when there is no line, or the last has no line end."""
+    """Return the lines of a log. Raises ValueError when it is empty, or the last line has no line end."""
     if not data.endswith(b"\n"):
         raise ValueError("the last line is not whole")
     return data[:-1].split(b"\n")
@@ -70,7 +54,7 @@ def read_events(data: bytes) -> list[Event]:
 
 
 class Tree:
-    """The Merkle tree over the lines of a log, which checkpoints are compared with.
+    """The Merkle tree over the lines of a log, to compare checkpoints with.
 
     Attributes:
         name: the log's name, "" without a line.
@@ -80,12 +64,12 @@ class Tree:
     def __init__(self, lines: Sequence[bytes]) -> None:
         self.name = note.log_name(lines[0]) if lines else ""
         self.leaves = [merkle.leaf_hash(line) for line in lines]
-        # A checkpoint costs no more than a few hashes: a bundle may hold as many as it has bytes for.
+        # Makes checking a checkpoint cheap: a hostile bundle may contain any number of them.
         self._levels = merkle.levels_of(self.leaves)
 
     @property
     def checkpoint(self) -> note.Checkpoint:
-        """The checkpoint over the whole log, not signed."""
+        """The checkpoint over the whole log, unsigned."""
         return note.Checkpoint(self.name, len(self.leaves), merkle.root(self.leaves))
 
     def contradictions(self, said: note.Checkpoint) -> Iterator[Finding]:
@@ -100,7 +84,8 @@ class Tree:
             yield Finding("checkpoint", other)
 
     def problems_with(self, one: note.Note, keys: Sequence[PublicKey]) -> Iterator[Finding]:
-        """Yield why a checkpoint does not hold: it contradicts the log, or is signed by no given key."""
+        """Yield why a checkpoint does not hold: it contradicts the log, or no given key signed it. A log must
+        not change its keys unnoticed."""
         if one.is_signed and not any(one.is_by(key) for key in keys):
             unknown = f"the checkpoint over {one.checkpoint.size} events is not by a key that was given"
             yield Finding("checkpoint-key", unknown)
@@ -113,7 +98,7 @@ class Tree:
 def problems(
     events: bytes, checkpoint: bytes, earlier: bytes, proofs: bytes, keys: Sequence[PublicKey]
 ) -> list[Finding]:
-    """Return what is wrong with the log, its checkpoints and its inclusion proofs; empty when nothing is.
+    """Return what is wrong with the log, its checkpoints and its inclusion proofs.
 
     Args:
         events, checkpoint, earlier, proofs: the files of the bundle.
@@ -135,6 +120,7 @@ def problems(
             break
         prev = hashlib.sha256(line).hexdigest()
     tree, covered = Tree(lines), head.checkpoint.size
+    # Finds a log that was truncated at its end, and one that continues after it.
     if covered != len(lines):
         said = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
         found.append(Finding("log-cut", said))
@@ -146,7 +132,7 @@ def problems(
 
 
 def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> list[Finding]:
-    """Return why a checkpoint that the auditor kept does not hold for this log; empty when it does."""
+    """Return why a checkpoint that the auditor kept does not hold for this log."""
     try:
         one = note.parsed(kept)
         lines = lines_of(events)
@@ -187,7 +173,7 @@ def _proved(
 
 
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
-    """Return where the log of a state file is broken or contradicts its checkpoints; empty when nowhere."""
+    """Return where the log of a state file is broken or contradicts its checkpoints."""
     found = []
     if (broken := first_broken(events)) is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
@@ -203,25 +189,19 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
 
 
 def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Note:
-    """Return the checkpoint over events, at least one; without a signer it is not signed.
-
-    Raises:
-        RekeyError: the signer failed.
-    """
+    """Return the checkpoint over events (at least one), unsigned without a signer. Raises RekeyError."""
     return note.signed(Tree([event.line for event in events]).checkpoint, signer)
 
 
 def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: Progress) -> note.Note | None:
-    """Make a checkpoint over the audit log, record it, and return it.
+    """Record a checkpoint over the whole audit log and return it; None when there is no event, or when the
+    log is broken or contradicts a checkpoint, so that no signed checkpoint ever contradicts an earlier one.
 
     Args:
         state: the state file.
-        signer: signs the checkpoint; None leaves it unsigned.
+        signer: signs the checkpoint; None leaves it unsigned, and the remark says so.
         reason: why it is made, e.g. the phase that was left.
-        progress: told what is wrong with the log.
-
-    Returns:
-        The checkpoint; None when there is no event, or the log is broken or contradicts a checkpoint.
+        progress: reports what is wrong with the log.
     """
     events = state.audit_events()
     found = problems_of(events, state.checkpoints())
@@ -233,6 +213,7 @@ def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: 
     try:
         made = signed_over(events, signer)
     except RekeyError as error:
+        # The phase is done all the same: record the checkpoint unsigned, with the reason.
         made, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
     state.add_checkpoint(len(events), made.text, remark)
     return made

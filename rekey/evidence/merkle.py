@@ -1,12 +1,6 @@
-"""The Merkle tree over the audit log, as RFC 6962 section 2.1 defines it.
-
-Rules kept here:
-
-* The hash of a leaf is SHA-256(0x00 ‖ leaf), of a node SHA-256(0x01 ‖ left ‖ right), of no leaves SHA-256().
-* A tree of n leaves splits at the largest power of two below n. Hashing level by level, with a last odd hash
-  carried up unchanged, gives the same root; it is computed so here and in `docs/guides/verify-by-hand.md`.
-* An inclusion proof lists the sibling hashes on the way from a leaf to the root, lowest first.
-"""
+"""The Merkle tree over the audit log (RFC 6962, section 2.1). It is hashed level by level, with a last odd
+hash moved up unchanged, which gives the same root as the RFC's splits; `docs/verify-by-hand.md` does the
+same."""
 
 from __future__ import annotations
 
@@ -15,23 +9,22 @@ from collections.abc import Sequence
 
 
 def leaf_hash(leaf: bytes) -> bytes:
-    """Return the hash of a leaf."""
+    """Return SHA-256(0x00 ‖ leaf)."""
     return hashlib.sha256(b"\0" + leaf).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Return the hash of an inner node."""
+    """Return SHA-256(0x01 ‖ left ‖ right)."""
     return hashlib.sha256(b"\1" + left + right).digest()
 
 
 def root(leaves: Sequence[bytes]) -> bytes:
-    """Return the root over leaf hashes."""
+    """Return the root over leaf hashes; SHA-256() without any."""
     return levels_of(leaves)[-1][0] if leaves else hashlib.sha256().digest()
 
 
 def root_of_first(levels: Sequence[Sequence[bytes]], size: int) -> bytes:
-    """Return the root over the first `size` leaf hashes, at least one, of those that `levels_of` was given.
-    It takes a hash for each binary digit of the size, however many leaves there are."""
+    """Return the root over the first `size` leaf hashes (at least one) of a tree, in O(log size) hashes."""
     at, peaks = 0, list[bytes]()
     for height in reversed(range(size.bit_length())):
         if size >> height & 1:  # the next whole subtree of 2^height leaves
@@ -44,7 +37,7 @@ def root_of_first(levels: Sequence[Sequence[bytes]], size: int) -> bytes:
 
 
 def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[list[bytes]]:
-    """Return the inclusion proofs of some leaves, each lowest hash first.
+    """Return the inclusion proofs of some leaves: the sibling hashes from leaf to root, lowest first.
 
     Args:
         leaves: all leaf hashes.
@@ -58,7 +51,7 @@ def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[li
 
 
 def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> bool:
-    """Tell whether a proof shows that a leaf hash stands at `index` of a tree of `size` leaves."""
+    """Tell whether a proof shows that a leaf hash is at `index` of a tree of `size` leaves."""
     if not 0 <= index < size:
         return False
     found, left = leaf, list(proof)

@@ -1,15 +1,9 @@
-"""Checkpoints as signed notes (https://c2sp.org/tlog-checkpoint, https://c2sp.org/signed-note).
+"""Checkpoints as signed notes (https://c2sp.org/tlog-checkpoint, https://c2sp.org/signed-note). A note is
+accepted only in exactly the form written here, so that any changed byte is found.
 
-Rules kept here:
-
-* A checkpoint's text is three lines: the log's name, its number of events, the root of the Merkle tree over
-  them in base64. The log's name is `rekey-audit-` and 16 digits of the first event's hash: two logs never
-  share it.
-* A signature line is `— name base64(key id ‖ signature)`. Ed25519 (type 1) signs the text; its key id is the
-  beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). ECDSA on P-256 (type 2) has a DER signature over the
-  text's SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
-* A checkpoint that is not signed has no signature lines, and ends after its text.
-* A note is accepted in exactly the form in which it is written here: any other byte is found.
+A signature line is `— name base64(key id ‖ signature)`. Ed25519 (type 1) signs the text; its key id is the
+beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). P-256 (type 2) has a DER signature over the text's
+SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ _HASH_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint: the log's name, the number of its first events, the root over them."""
+    """The content of a checkpoint: the log's name, a number of its first events, the root over them."""
 
     log: str
     size: int
@@ -36,37 +30,31 @@ class Checkpoint:
 
     @property
     def text(self) -> str:
-        """The text that is signed."""
+        """The signed text: three lines."""
         return "".join(f"{part}\n" for part in self.named.values())
 
     @property
     def named(self) -> dict[str, str | int]:
-        """The checkpoint as a statement names it: name, size, root."""
+        """The checkpoint in statements: name, size, root in base64."""
         return {"name": self.log, "size": self.size, "root": base64.b64encode(self.root).decode()}
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A checkpoint with its signature.
+    """A checkpoint with its signature."""
 
-    Attributes:
-        checkpoint: the content that is signed.
-        key_id: four bytes that name the key, b"" when it is not signed.
-        signature: b"" when it is not signed.
-    """
-
-    checkpoint: Checkpoint
-    key_id: bytes = b""
-    signature: bytes = b""
+    checkpoint: Checkpoint  # the signed content
+    key_id: bytes = b""  # four bytes that identify the key, b"" if unsigned
+    signature: bytes = b""  # b"" if unsigned
 
     @property
     def is_signed(self) -> bool:
-        """Tell whether there is a signature; not whether it is right."""
+        """Whether there is a signature, valid or not."""
         return bool(self.signature)
 
     @property
     def text(self) -> str:
-        """The whole note."""
+        """The whole note; without signature lines if unsigned."""
         if not self.is_signed:
             return self.checkpoint.text
         signed = base64.b64encode(self.key_id + self.signature).decode()
@@ -74,25 +62,25 @@ class Note:
 
     def is_by(self, key: PublicKey) -> bool:
         """Tell whether the holder of this key signed the checkpoint."""
-        # The statement covers a bundle's checkpoints, and those of versions before 0.3 may have a high s.
+        # Versions before 0.3 may have left a high s; the statement covers a bundle's checkpoints anyway.
         right_id = self.key_id == key.note_id(self.checkpoint.log)
         return right_id and key.verifies(self.signature, self.checkpoint.text.encode(), high_s=True)
 
 
 def log_name(first_line: bytes) -> str:
-    """Return the name of the log that begins with this line."""
+    """Return the name of the log that begins with this line; its 16 digits of a hash make it unique."""
     return LOG_PREFIX + hashlib.sha256(first_line).hexdigest()[:_HASH_DIGITS]
 
 
 def signed(checkpoint: Checkpoint, signer: Signer | None) -> Note:
-    """Return the note of a checkpoint; without a signer it is not signed. Raises the signer's errors."""
+    """Return the note of a checkpoint, unsigned without a signer. Raises the signer's errors."""
     if signer is None:
         return Note(checkpoint)
     return Note(checkpoint, signer.public.note_id(checkpoint.log), signer.sign(checkpoint.text.encode()))
 
 
 def parsed(text: str) -> Note:
-    """Return the note in a text. Raises ValueError when it is not exactly in the form written here."""
+    """Return the note in a text. Raises ValueError unless it is exactly in the form written here."""
     body, gap, signature_line = text.partition("\n\n")
     lines = (body + "\n" if gap else body).split("\n")
     if len(lines) != _LINES + 1 or lines[-1]:

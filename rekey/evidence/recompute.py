@@ -1,14 +1,6 @@
-"""Content digests, computed again from the tables and compared with those of a bundle.
-
-Rules kept here:
-
-* Tables are only read; read access to the tables of the migration is all that is needed, neither the
-  restricted store nor a secret.
-* A digest is of a moment: a table that was written since has another one, and so has a table that was
-  tampered with. The comparison cannot tell which of the two it is; row counts are reported, too.
-* With the mapper (script and secrets) the expected target rows are computed again as well.
-* The source's digest is not in evidence when it has few rows (`rekey.verify.sums.FEW`).
-"""
+"""Recomputes content digests from the tables and compares them with those of a bundle. Needs only read access
+to the migration's tables. A difference may be a later write as well as tampering; row counts are reported
+too."""
 
 from __future__ import annotations
 
@@ -35,32 +27,26 @@ BEGIN, PARTITIONS_BEGIN = "row_keys_begin", "partition_keys_begin"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One digest of the bundle and the digest now.
-
-    Attributes:
-        table: the table.
-        what: `source`, `target`, or `expected`: the rows of that target as mapped from the source.
-        recorded_digest: "" where the bundle has none.
-        found_digest: "" when the table does not exist; for `expected`, when the source does not.
-        recorded_rows, found_rows: row counts.
-    """
+    """A digest of the bundle and the current one."""
 
     table: str
+    # `source`, `target`, or `expected`: the rows of that target as mapped from the source.
     what: str
+    # "" if not in the bundle; a source with few rows has none (`rekey.verify.sums.FEW`).
     recorded_digest: str
+    # "" when the table does not exist; for `expected`, when the source does not.
     found_digest: str
     recorded_rows: int
     found_rows: int
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether row count and digest are as recorded; without a recorded digest, the row count."""
+        """Whether row count and digest are as recorded; without a recorded digest, the row count."""
         if not self.found_digest:
             return False
         return self.found_rows == self.recorded_rows and self.recorded_digest in ("", self.found_digest)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {**asdict(self), "equal": self.is_equal}
 
 
@@ -82,10 +68,10 @@ async def recompute(
     """Read the tables and compare.
 
     Args:
-        recorded: a full verification, as the bundle holds it.
+        recorded: a full verification in the bundle.
         service: the account of the tables.
-        progress: told the rows as they are read.
-        mapper: maps the source's rows again; None leaves that out.
+        progress: reports the rows read.
+        mapper: also compares the expected target rows, mapped again (needs script and secrets); None: not.
 
     Raises:
         ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
@@ -124,7 +110,7 @@ async def recompute(
 async def _read(
     table: Table, name: str, progress: Progress, *takers: Callable[[Sequence[Row]], None]
 ) -> bool:
-    """Give the rows of each page of a table to all takers; tell whether there is such a table."""
+    """Pass the rows of each page of a table to all takers; tell whether the table exists."""
     with suppress(TableMissing, TableBeingDeleted), progress.task(f"read {name}") as advance:
         async for page in table.scan():
             for take in takers:

@@ -1,11 +1,5 @@
-"""The report of a bundle for people: one HTML file that needs nothing from outside.
-
-Rules kept here:
-
-* It says nothing that the other files of the bundle do not say, and says which file says it.
-* It begins with what was proved and what was not: a bundle without a clean full verification says so in its
-  first lines, and so does one without a signature.
-"""
+"""The report of a bundle for people: one self-contained HTML file. It repeats the other files of the bundle,
+names them, and begins with what was not proved: no clean full verification, no signature."""
 
 from __future__ import annotations
 
@@ -24,7 +18,7 @@ from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 from rekey.verify.report import label_of
 
 TAKEN_BACK = "taken back"
-# Counts of what an erasure deleted, as its event names them.
+# Counts of an erasure in its event.
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
     *("removed_rows", "unreadable", "deleted_rows", "kept_rows"),
@@ -32,11 +26,7 @@ _ERASED = (
 
 
 def render(files: Mapping[str, bytes]) -> str:
-    """Return the report as HTML.
-
-    Args:
-        files: the other files of the bundle, by path below `data/`.
-    """
+    """Return the report as HTML. `files`: the other files of the bundle, by path below `data/`."""
     state = json.loads(files[contents.STATE])
     events = [json.loads(line) for line in files[contents.EVENTS].splitlines()]
     checks = json.loads(files[contents.RECONCILIATION])
@@ -93,10 +83,8 @@ def _span(run: Mapping[str, Any]) -> Span:
 
 
 def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[dict[str, Any]]:
-    """Yield what took phases back, as runs of phases have it: a rollback is told by events alone.
-
-    One that was cut off ends with the next phase that begins or is taken back.
-    """
+    """Yield rollbacks in the form of phase runs; only events record them. An interrupted one ends with the
+    next phase that begins or is rolled back."""
     begun: Mapping[str, Any] | None = None
     for event in events:
         if event["event"] not in ("phase-undo", "phase-undone", "phase-begun"):
@@ -120,7 +108,7 @@ def _wrong(check: Mapping[str, Any]) -> int:
 
 
 def _saw(saw: Mapping[str, Any]) -> str:
-    """Return as text the facts by which a gate was opened."""
+    """Return the facts that opened a gate as text."""
     words = []
     if (seen := saw["verification"]) is not None:
         words.append(f"{seen['divergences']:,} rows differing on {moment(seen['finished_at'])}")

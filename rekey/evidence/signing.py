@@ -1,15 +1,5 @@
-"""Opening the keys that sign and check evidence, in PEM files or in Key Vault; making them.
-
-Rules kept here:
-
-* A private key is read when a command begins, so that a missing one is reported before anything is done. No
-  message holds any part of it.
-* Nothing is overwritten: a key is needed as long as its signatures must be checked.
-* Key Vault has no Ed25519; a key there is on P-256, and its private half never leaves it. Key Vault signs the
-  SHA-256 that is computed here and answers with the two numbers of the signature; they become DER, which
-  openssl reads, too. The public half is read once, with the version that is current then: all signatures of
-  one command are by one key.
-"""
+"""Opens and makes the keys that sign and check evidence, in PEM files or in Key Vault. A private key is read
+when a command begins, so that a missing one is reported before anything is done."""
 
 from __future__ import annotations
 
@@ -51,7 +41,7 @@ def read_private(path: Path) -> Ed25519Signer:
     """Read an Ed25519 private key in PEM form.
 
     Raises:
-        ConfigurationError: the file is absent or unreadable; the key is encrypted, or of another kind.
+        ConfigurationError: the file is absent or unreadable; the key is encrypted, or of another type.
     """
     make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
     try:
@@ -73,7 +63,7 @@ def read_public(path: Path) -> PublicKey:
     """Read the public half of an Ed25519 or P-256 key in PEM form.
 
     Raises:
-        ConfigurationError: the file is absent or unreadable, or the key is of another kind.
+        ConfigurationError: the file is absent or unreadable, or the key is of another type.
     """
     cure = "give the file that was handed over as the public key, `-----BEGIN PUBLIC KEY-----`"
     content = _read(path, "public", cure)
@@ -91,10 +81,11 @@ def read_public(path: Path) -> PublicKey:
 
 
 def make_key(path: Path) -> PublicKey:
-    """Make an Ed25519 key: `path` holds the private half (0600), `public_path(path)` the public one.
+    """Make an Ed25519 key: `path` holds the private half (0600), `public_path(path)` the public one. Nothing
+    is overwritten: a key is needed as long as its signatures are.
 
     Raises:
-        ConfigurationError: one of the files is there already, or cannot be written. Nothing is overwritten.
+        ConfigurationError: one of the files exists, or cannot be written.
     """
     private = Ed25519PrivateKey.generate()
     public = PublicKey(private.public_key())
@@ -106,7 +97,7 @@ def make_key(path: Path) -> PublicKey:
         if public_file.exists():
             raise FileExistsError
         write_private(path, pem)
-        with public_file.open("xb") as file:  # never writes to a file or link that was made meanwhile
+        with public_file.open("xb") as file:  # fails if a file or link was created meanwhile
             file.write(public.pem)
     except FileExistsError:
         raise ConfigurationError(
@@ -149,7 +140,7 @@ _KEY = VaultObject(
 
 
 class KeyVaultSigner:
-    """Signs with a key in Key Vault."""
+    """Signs with a P-256 key in Key Vault (which has no Ed25519); the private half never leaves it."""
 
     def __init__(self, url: str, *, credential: TokenCredential | None = None, **client_options: Any) -> None:
         """Create the signer of the key at `url`, without a request. Arguments and errors are `VaultKey`'s."""
@@ -157,6 +148,7 @@ class KeyVaultSigner:
 
     @cached_property
     def _key(self) -> Any:
+        # Once, so that all signatures of a command are by the same version.
         return self._vault_key.get()
 
     @cached_property
@@ -172,7 +164,7 @@ class KeyVaultSigner:
         return PublicKey(numbers.public_key())
 
     def sign(self, data: bytes) -> bytes:
-        """Return the DER signature over the SHA-256 of some bytes.
+        """Return the DER signature over the SHA-256 of `data`.
 
         Raises:
             ConfigurationError: no such key.
@@ -185,4 +177,5 @@ class KeyVaultSigner:
         with _KEY.asked(), self._vault_key.client_for(key) as client:
             raw = client.sign(SignatureAlgorithm.es256, digest).signature
         r, s = int.from_bytes(raw[:_NUMBER_BYTES]), int.from_bytes(raw[_NUMBER_BYTES:])
+        # The smaller s, which makes the signature unique; DER, which openssl reads too.
         return encode_dss_signature(r, min(s, P256_ORDER - s))

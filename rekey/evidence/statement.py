@@ -1,14 +1,6 @@
-"""The in-toto statement over every file of a bundle, in a DSSE envelope.
-
-Rules kept here:
-
-* The statement (https://in-toto.io/Statement/v1) names every file of the bundle with its SHA-256, but for the
-  envelope itself and the time stamp over it. A file that it does not name does not belong to the bundle.
-* What is signed is the DSSE pre-authentication encoding
-  `DSSEv1 SP len(type) SP type SP len(body) SP body` (https://github.com/secure-systems-lab/dsse).
-* An envelope has one signature, or none when no key is configured. It is written as RFC 8785 JSON, and
-  accepted in no other form: any other byte in its file is found.
-"""
+"""The in-toto statement (https://in-toto.io/Statement/v1) over every file of a bundle except itself and its
+time stamp, in a DSSE envelope. Both are RFC 8785 JSON and accepted in no other form, so that any changed byte
+is found."""
 
 from __future__ import annotations
 
@@ -32,21 +24,14 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The content of a statement.
+    """The content of a statement."""
 
-    Attributes:
-        digests: SHA-256 of the files, hex, by path within the bundle.
-        predicate: what the bundle is about.
-        kind: the type of the predicate.
-    """
-
-    digests: Mapping[str, str]
-    predicate: Mapping[str, Any]
-    kind: str = PREDICATE_TYPE
+    digests: Mapping[str, str]  # SHA-256 of the files, hex, by path within the bundle
+    predicate: Mapping[str, Any]  # what the bundle is about
+    kind: str = PREDICATE_TYPE  # the type of the predicate
 
     @property
     def body(self) -> bytes:
-        """The statement as RFC 8785 JSON."""
         files = sorted(self.digests.items())
         subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in files]
         content: dict[str, Any] = {"_type": STATEMENT_TYPE, "subject": subjects, "predicateType": self.kind}
@@ -55,7 +40,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A body with at most one signature. `key_id` and `signature` are empty when it is not signed."""
+    """A body with at most one signature. `key_id` and `signature` are empty if unsigned."""
 
     body: bytes = field(repr=False)
     key_id: str = ""
@@ -63,7 +48,7 @@ class Envelope:
 
     @property
     def is_signed(self) -> bool:
-        """Tell whether there is a signature; not whether it is right."""
+        """Whether there is a signature, valid or not."""
         return bool(self.signature)
 
     @property
@@ -75,20 +60,19 @@ class Envelope:
         )
 
     def is_by(self, key: PublicKey, *, high_s: bool = False) -> bool:
-        """Tell whether the holder of this key signed the envelope. `high_s`: as of `PublicKey.verifies`."""
+        """Tell whether the holder of this key signed the envelope. `high_s`: as in `PublicKey.verifies`."""
         signed_body = encoded(self.body)
         return self.key_id == key.key_id and key.verifies(self.signature, signed_body, high_s=high_s)
 
     @property
     def is_of_before_low_s(self) -> bool:
-        """Whether a version before 0.3 exported it, which left either s in an ECDSA signature."""
+        """Whether a version before 0.3 exported it, which kept either s of an ECDSA signature."""
         with suppress(ValueError):
             return str(self.statement().predicate.get("rekey")).startswith(("0.1.", "0.2."))
         return False
 
     def statement(self, kind: str = PREDICATE_TYPE) -> Statement:
-        """Return the statement, of a type of predicate. Raises ValueError when the body is not exactly in the
-        form written here."""
+        """Return the statement with a type of predicate. Raises ValueError for any other form."""
         try:
             content = json.loads(self.body)
             digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
@@ -102,7 +86,7 @@ class Envelope:
 
 
 def signed(statement: Statement, signer: Signer | None) -> Envelope:
-    """Return the envelope of a statement; without a signer it is not signed."""
+    """Return the envelope of a statement, unsigned without a signer."""
     body = statement.body
     if signer is None:
         return Envelope(body)
@@ -110,13 +94,14 @@ def signed(statement: Statement, signer: Signer | None) -> Envelope:
 
 
 def encoded(body: bytes) -> bytes:
-    """Return the pre-authentication encoding of a body: the bytes that are signed."""
+    """Return the signed bytes of a body: its pre-authentication encoding `DSSEv1 SP len(type) SP type SP
+    len(body) SP body` (https://github.com/secure-systems-lab/dsse)."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(body), body)
 
 
 def parsed(data: bytes) -> Envelope:
-    """Return the envelope in a file. Raises ValueError when it is not exactly in the form written here."""
+    """Return the envelope in a file. Raises ValueError unless it is exactly in the form written here."""
     try:
         content = json.loads(data)
         signatures = content["signatures"]

@@ -1,14 +1,6 @@
-"""RFC 3161 time stamps: a third party says that the statement existed at a time.
-
-Rules kept here:
-
-* The stamp is over the SHA-256 of the envelope's file. A nonce ties the answer to the request; nonce and hash
-  of the answer are compared with those of the request before it is kept.
-* An authority does not sign every byte of its answer (versions, an algorithm's name). So the holder of the
-  evidence key signs the unchanged answer, in a file next to it.
-* An auditor brings along the authority's root certificate; certificates in the answer prove nothing.
-* The authority is asked over http or https; its answer is signed either way. Only the hash is sent.
-"""
+"""RFC 3161 time stamps: a third party confirms that the statement existed at a time. The stamp is over the
+SHA-256 of the envelope's file; only the hash is sent. An authority does not sign every byte of its answer, so
+the evidence key signs the whole answer."""
 
 from __future__ import annotations
 
@@ -37,6 +29,7 @@ def ask(url: str, data: bytes) -> bytes:
         EndpointDown: the authority cannot be reached.
         Unavailable: it refused, or its answer is no time stamp, or one over something else.
     """
+    # http is fine: the answer is signed either way.
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ConfigurationError(
             "the time stamp authority is not an http or https URL", hint="write --timestamp https://HOST/PATH"
@@ -57,6 +50,7 @@ def ask(url: str, data: bytes) -> bytes:
         ) from None
     try:
         found = rfc3161.decode_timestamp_response(answer)
+        # The nonce ties the answer to this request.
         right = found.tst_info.nonce == request.nonce
         right = right and found.tst_info.message_imprint.message == request.message_imprint.message
     except ValueError:
@@ -70,9 +64,9 @@ def check(answer: bytes, data: bytes, root: bytes) -> datetime:
     """Return the time of a stamp, after checking it.
 
     Args:
-        answer: the authority's answer.
+        answer: the authority's answer; certificates in it prove nothing.
         data: the bytes that the stamp must be over.
-        root: the authority's root certificate, PEM.
+        root: the authority's root certificate, PEM, from the auditor.
 
     Raises:
         ValueError: it is no stamp of this authority over `data`; the message says why.

@@ -1,16 +1,6 @@
-"""Checking a bundle, with nothing but the bundle and what the auditor brings along.
-
-Rules kept here:
-
-* Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
-  checkpoint come from the auditor. No code of the bundle runs.
-* Everything is checked, and every finding is reported: one does not hide the next. A file that cannot be
-  read, because it is nested too deep or otherwise, is a finding, too.
-* The statement names its signer, its log and its time stamp; each is compared with the one in the bundle: a
-  time stamp that was announced and taken away is found.
-* A bundle without a signature is never right, only whole.
-* The same checks can be made by hand (`docs/guides/verify-by-hand.md`).
-"""
+"""Checks a bundle with nothing but the bundle and what the auditor supplies: key, root certificate and
+earlier checkpoint never come from the bundle, and none of its code runs. `docs/verify-by-hand.md` has the
+same checks."""
 
 from __future__ import annotations
 
@@ -26,55 +16,46 @@ from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
 
-# Files of which an event has the digest: the kind of event, and its member.
+# Files whose digest is in an event: the kind of event, and the member.
 _NAMED = ((contents.DECLARATION, "phase-begun", "digest"), (contents.PLAN, "planned", "plan_sha256"))
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What an auditor brings along.
+    """What an auditor supplies."""
 
-    Attributes:
-        keys: public keys, any of which may have signed.
-        root: root certificate of the time stamp authority, PEM; None when it is not at hand.
-        ignore_timestamp: leave the authority's signature on a time stamp unchecked.
-        earlier: an earlier checkpoint that the auditor kept, as text; None when there is none.
-    """
-
+    # Public keys, any of which may have signed.
     keys: Sequence[PublicKey]
+    # Root certificate of the time stamp authority, PEM; None if not available.
     root: bytes | None = None
+    # Do not check the authority's signature on a time stamp.
     ignore_timestamp: bool = False
+    # An earlier checkpoint that the auditor kept, as text; None without one.
     earlier: str | None = None
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of checking a bundle.
+    """The result of checking a bundle."""
 
-    Attributes:
-        findings: everything that is wrong; empty when the bundle is right.
-        checked: the checks that hold, a sentence each.
-        predicate: what the statement says the bundle is about; {} when it cannot be read.
-        statement_sha256: SHA-256 of the statement's file, "" when there is none.
-        key_id: id of the key that signed, in full; "" when there is no signature, or none by a given key.
-        key_origin: where that key came from.
-        signed: whether there is a signature.
-        stamped_at: when an authority stamped the statement; None when there is no stamp, it was not checked,
-            or it does not hold.
-    """
-
+    # Everything that is wrong; empty when the bundle is right. An unsigned bundle is never right.
     findings: list[log.Finding] = field(default_factory=list)
+    # The checks that passed, a sentence each.
     checked: list[str] = field(default_factory=list)
+    # The statement's predicate; {} when it cannot be read.
     predicate: dict[str, Any] = field(default_factory=dict, metadata=UNTOLD)
+    # SHA-256 of the statement's file, "" without one.
     statement_sha256: str = ""
+    # Full id of the signing key; "" if unsigned, or not signed by a given key.
     key_id: str = ""
+    # Where that key came from.
     key_origin: str = field(default="", metadata=told("key_from"))
     signed: bool = False
+    # When an authority stamped the statement; None if there is no stamp, or it was not checked or is wrong.
     stamped_at: str | None = None
 
     @property
     def is_right(self) -> bool:
-        """Tell whether nothing is wrong."""
         return not self.findings
 
     def wrong(self, code: str, what: str) -> None:
@@ -82,13 +63,12 @@ class Verdict:
         self.findings.append(log.Finding(code, what))
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        # The predicate is not converted: it may be nested deeper than a recursive function can follow.
+        # The predicate is not converted: it may be nested too deep for a recursive function.
         return {"right": self.is_right, "about": self.predicate, **members(self)}
 
 
 def verify(folder: Path, trusted: Trusted) -> Verdict:
-    """Check a bundle.
+    """Check a bundle completely: one finding does not hide the next.
 
     Raises:
         ConfigurationError: there is no such folder; or it has a time stamp, no root is given, and
@@ -98,7 +78,7 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
     if (envelope := _statement(folder, trusted, verdict)) is not None:
         _files(folder, envelope, trusted, verdict)
     if not verdict.is_right:
-        pass  # bagit reads whatever lies there, without bounds; that it is not the bundle is known already
+        pass  # bagit reads whatever is there, without limits; the bundle is known to be wrong already
     elif problem := bag.bag_problem(folder):
         verdict.wrong("bag", f"it is no valid bag: {problem}")
     else:
@@ -108,7 +88,7 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
         _log(files, trusted, verdict)
         _consistent(files, verdict)
     except (RecursionError, ValueError):
-        # JSON may hold what can be read but not be written again: infinite numbers, or no end of brackets
+        # JSON that can be read but not written again: infinite numbers, or very deep nesting.
         verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep, or no JSON")
     _live(files, trusted, verdict)
     _stamp(folder, trusted, verdict)
@@ -182,7 +162,7 @@ def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
 
 
 def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
-    """Compare the files that repeat what the events of the audit log, or the statement, say."""
+    """Compare the files that repeat events of the audit log or the statement."""
     before = len(verdict.findings)
     try:
         events = log.read_events(files[contents.EVENTS])
@@ -207,7 +187,7 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
 
 
 def _live(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
-    """Check the report of `rekey doctor --live`, where there is one: form, type and signature."""
+    """Check form, type and signature of the report of `rekey doctor --live`, if there is one."""
     if contents.LIVE not in files:
         return
     try:
@@ -230,7 +210,7 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
         if trusted.root is not None:
             wrong("there is no time stamp, and a root certificate was given to check one")
         return
-    # An authority's answer has bytes that the authority does not sign; the evidence key signed all of them.
+    # The authority does not sign every byte of its answer; the evidence key does.
     signature = folder / bag.TIMESTAMP_SIGNATURE
     if verdict.signed or signature.exists():
         by_key = bag.read(signature) if signature.is_file() else b""
