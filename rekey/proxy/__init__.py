@@ -1,1 +1,1 @@
-"""The dual-write client with a socket in front: the Table service's REST protocol, for any language."""
+"""The dual-write client behind a socket: the Table service's REST protocol, for any language."""

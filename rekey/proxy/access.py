@@ -1,17 +1,5 @@
-"""Who may do what: judges a request by the credential that it shows. Pure.
-
-Rules kept here:
-
-* A request is granted only by a credential that was verified: a signature with one of the configured keys. A
-  bearer token, where the configuration takes them, is verified by the account, to which it is passed on.
-* A request shows exactly one credential. None, two, or the same parameter twice: it is refused.
-* Signatures are compared in constant time, as the text that was sent.
-* What a signature with a key covers (verb, date, path, `comp`) is taken as it was sent, before anything is
-  decoded; its date is at most 15 minutes from now.
-* A key range is enforced or the request is refused: keys that are not known yet are not in it.
-* A refusal has the service's status and code, and repeats nothing of the request (ADR 0040).
-* Source: "Authorize with Shared Key" in the Azure documentation.
-"""
+"""Decides what a request may do, by its credential (ADR 0040). Source: "Authorize with Shared Key" in the
+Azure documentation. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +17,12 @@ from rekey.proxy.parse import OPERATIONS
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
 from rekey.tables.base import rejected
 
-# How far a request's date may be from now, as for the service.
+# Seconds that a request's date may be from now, as for the service.
 WINDOW_S = 15 * 60.0
 
 
 class CredentialKind(StrEnum):
-    """What a request shows."""
+    """The type of a request's credential."""
 
     KEY = "key"
     ACCOUNT_SAS = "account SAS"
@@ -44,73 +32,62 @@ class CredentialKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for.
+    """What a request asks for."""
 
-    Attributes:
-        method, path: as sent.
-        parameters: of the query, decoded, by their names as sent.
-        headers: by their names in lower case.
-        peer: the address that the connection is from.
-        secure: whether it came over TLS.
-        table: the table that it names; None where it names none.
-        resource: the type of resource that it is about: service `s`, container `c` or object `o`.
-        rights: what it needs on it, as an account SAS names rights; see `needs`.
-        keys: of the rows that it writes, or of the one that it reads; None while they are not known.
-        policies: the stored access policies of the table that its signature names: the terms of each, as
-            parameters, by its id; None: they were not read.
-        confines: whether its caller adds `Granted.within` to the query, see `sas.confined`.
-    """
-
+    # As sent.
     method: str
     path: str = field(repr=False)
+    # Of the query, decoded, by their names as sent.
     parameters: Mapping[str, str] = field(repr=False)
+    # By their names in lower case.
     headers: Mapping[str, str] = field(repr=False)
+    # The client's address.
     peer: str
+    # Whether it came over TLS.
     secure: bool
+    # The table that it names, or None.
     table: str | None
+    # The type of resource: service `s`, container `c` or object `o`.
     resource: str
+    # What it needs on it, in the letters of an account SAS; see `needs`.
     rights: frozenset[str]
+    # Of the rows that it writes, or of the one that it reads; None while unknown.
     keys: Sequence[EntityKey] | None = field(default=None, repr=False)
+    # Whether its caller adds `Granted.within` to the query, see `sas.confined`.
     confines: bool = False
+    # The stored access policies of the table that its signature names: the terms of each, as parameters, by
+    # its id; None: not read yet.
     policies: Mapping[str, Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whom requests are granted to.
+    """Whose requests are granted."""
 
-    Attributes:
-        account: the name that applications sign with: that of the account.
-        keys: the keys of applications, by what the configuration calls them.
-        tokens: whether bearer tokens are passed on.
-    """
-
+    # The name that applications sign with: that of the account.
     account: str
+    # The keys of applications, by their names in the configuration.
     keys: Mapping[str, bytes] = field(repr=False)
+    # Whether bearer tokens are forwarded.
     tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A request that may be carried out.
+    """A request that may be carried out."""
 
-    Attributes:
-        name: what the configuration calls the key that it was signed with; "" for a token.
-        kind: what it showed.
-        within: the rows that a query must be confined to; None: all.
-        token: the header that authorises it upstream. Nothing verified it: whatever is done for such a
-            request is done with this token, and nothing with the proxy's own rights. "" for other kinds.
-    """
-
+    # The name of the key that it was signed with; "" for a token.
     name: str
     kind: CredentialKind
+    # The rows that a query must be confined to; None: all.
     within: Within | None = None
+    # The header that authorizes it upstream. It is unverified: whatever is done for such a request is done
+    # with this token, and nothing with the proxy's own rights. "" for other credentials.
     token: str = field(default="", repr=False)
 
 
 class PolicyUnread(Exception):
-    """A signature, verified with the key `name`, names a stored access policy of the table `table`, which was
-    not read yet."""
+    """A verified signature by the key `name` needs the stored access policies of `table`."""
 
     def __init__(self, name: str, table: str) -> None:
         super().__init__()
@@ -118,15 +95,14 @@ class PolicyUnread(Exception):
 
 
 def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str, frozenset[str]]:
-    """Return the type of resource and the rights on it that an operation needs.
+    """Return the type of resource and the rights on it that an operation needs. No signature reaches a
+    table's stored access policies.
 
     Args:
-        kind: `service`, `tables`, `table`, `rows`, `row`, or `batch` while its operations are not known.
+        kind: of resource; of a `batch` while its operations are unknown.
         method: of the operation, after `X-HTTP-Method`.
-        comp: the part of the resource that is meant.
-        conditional: whether it has an If-Match, without which an update inserts as well.
-
-    The stored access policies of a table are out of reach of any signature.
+        comp: the addressed part of the resource.
+        conditional: whether it has an If-Match, without which an update also inserts.
     """
     found = OPERATIONS.get(kind, {}).get(method, "s" + NEVER)
     resource, rights = found[0], frozenset(found[1:])
@@ -136,21 +112,16 @@ def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str,
 
 
 def judge(asked: Asked, access: Access, now: float) -> Granted:
-    """Return to whom, and within what, a request is granted.
-
-    A batch is judged twice: before it is read, with no rights (whose is it?), and with its operations' table,
-    rights and keys. So is an insert where `within` is given.
-
-    Args:
-        asked: the request.
-        access: whom requests are granted to.
-        now: seconds since 1970.
+    """Return whose request it is and what it is confined to, at `now` (seconds since 1970). A batch is judged
+    before it is read, without rights, and again with its operations' table, rights and keys. So is an insert
+    when `within` is set.
 
     Raises:
-        RequestRejected: it is refused; with the service's status and code.
-        PolicyUnread: it is to be judged again, with policies.
+        RequestRejected: it is refused, with the service's status and code, repeating nothing of the request.
+        PolicyUnread: it must be judged again, with policies.
     """
     said, shown = asked.parameters, asked.headers.get("authorization")
+    # Exactly one credential, so that two readers cannot disagree on whose request it is.
     if shown is not None and "sig" in said:
         raise _malformed()
     if shown is None and "sig" in said:
@@ -178,6 +149,7 @@ def _by_key(asked: Asked, access: Access, now: float, shown: str) -> Granted:
     signed = [date]
     if scheme == "SharedKey":
         signed = [asked.method, headers.get("content-md5", ""), headers.get("content-type", ""), date]
+    # Signed as sent, before anything is decoded.
     comp = f"?comp={asked.parameters['comp']}" if "comp" in asked.parameters else ""
     text = "\n".join([*signed, f"/{access.account}{asked.path}{comp}"])
     name = _signer(access, text, signature) if account == access.account else None
@@ -200,6 +172,7 @@ def _by_sas(asked: Asked, access: Access, now: float, signed: sas.Signed) -> Gra
     within = signed.within
     if within is not None and asked.rights:
         is_query = asked.keys is None and asked.rights == {"r"} and asked.confines
+        # Keys that are not known yet are not in the range.
         if not is_query and not (asked.keys and all(map(within.holds, asked.keys))):
             raise refused()
     kind = CredentialKind.ACCOUNT_SAS if signed.of_account else CredentialKind.TABLE_SAS
@@ -217,9 +190,10 @@ def _by_token(asked: Asked, access: Access, shown: str) -> Granted:
 
 
 def _signer(access: Access, text: str, signature: str) -> str | None:
-    """Return the name of the key by which a text is signed; None: by none."""
+    """Return the name of the key that signed a text, or None."""
     given, signed = signature.encode("utf-8", "surrogatepass"), text.encode("utf-8", "surrogatepass")
     for name, key in access.keys.items():
+        # In constant time.
         if hmac.compare_digest(base64.b64encode(hmac.digest(key, signed, "sha256")), given):
             return name
     return None

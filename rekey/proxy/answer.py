@@ -1,18 +1,5 @@
-"""Answers as the Table service words them: headers, rows in the metadata asked for, errors in JSON or XML.
-
-Rules kept here:
-
-* Every answer has request id, version and date, and repeats the client's own request id.
-* A row that was inserted is told in the form in which the service keeps it; its Timestamp is the one in the
-  ETag, where that has the service's form, else it is left out.
-* An error says code and message, never an address, a key or a stack.
-* 503 is `ServerBusy` with Retry-After, whatever made rekey ask for another attempt: that is what retries of
-  SDKs look for. What it was is in the message.
-* Under an alias the application reads its own name for the table: in metadata, links and headers, never in
-  keys and values.
-* Addresses in metadata, links and headers begin as those that the application sends its requests to: one that
-  follows an address of the account itself would pass the replicas by.
-"""
+"""Responses as the Table service words them: headers, rows with the requested metadata, errors in JSON or
+XML. An error has code and message, never an address, a key or a stack."""
 
 from __future__ import annotations
 
@@ -53,7 +40,7 @@ _SCHEMA = "http://schemas.microsoft.com/ado/2007/08/dataservices/metadata"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer as it goes out."""
+    """A response."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -61,7 +48,7 @@ class Reply:
 
 
 def is_atom(asked: Incoming) -> bool:
-    """Tell whether a write is in Atom, or asks for it, which the service takes in old versions alone."""
+    """Tell whether a write is in Atom, or asks for it; only old versions of the service accept that."""
     formats = (asked.headers.get("content-type", ""), asked.headers.get("accept", ""))
     return any("atom+xml" in one.lower() and "json" not in one.lower() for one in formats)
 
@@ -69,7 +56,7 @@ def is_atom(asked: Incoming) -> bool:
 def reply_to_write(
     asked: Incoming, write: Write, etags: Sequence[str | None], base: str, account: str, batch: Batch | None
 ) -> Reply:
-    """Return the answer to a write that was done.
+    """Return the response to a successful write.
 
     Args:
         asked: the request.
@@ -77,7 +64,7 @@ def reply_to_write(
         etags: the new ETags, in the operations' order.
         base: the address below which the client names tables.
         account: the account's name.
-        batch: the transaction, None for a single write.
+        batch: the transaction, if it is one.
     """
     requests = (asked,) if batch is None else batch.parts
     told = [
@@ -89,7 +76,7 @@ def reply_to_write(
 
 
 def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = None) -> Reply:
-    """Return an answer as it goes out: one of the writer, or a refusal. `headers`: of the request."""
+    """Return a response to be sent: one of the writer, or an error. `headers`: the request's."""
     request_id = str(uuid4())
     common = {
         "Server": "rekey",
@@ -105,7 +92,7 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
         parts = []
         for number, part in enumerate(answer.parts):
             done = _worded(part, request_id, "")
-            # A failed one stands for the whole changeset: it is told by its index alone.
+            # A failed one stands for the whole changeset and is identified by its index.
             own = {"Content-ID": ids[number]} if len(ids) == len(answer.parts) and ids[number] else {}
             told = {**own, **_ALWAYS, "DataServiceVersion": "3.0;", **done.headers}
             parts.append((done.status, list(told.items()), done.body))
@@ -116,12 +103,13 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
 
 
 def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
-    """Return an error in the words and the format of the service; any other answer as it is."""
+    """Return an error in the service's words and format; any other response unchanged."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return answer
     error = orjson.loads(answer.body)["odata.error"]
     code, text = error["code"], _ADDRESS.sub("the account", error["message"]["value"])
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        # Whatever the reason for another attempt: this is what the SDKs' retries look for.
         text, code = f"The server is busy. {code}: {text}", "ServerBusy"
     text = f"{text}\nRequestId:{request_id}\nTime:{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
     headers = {**answer.headers, "x-ms-error-code": code}
@@ -141,7 +129,6 @@ def _preference(asked: Incoming) -> str:
 
 
 def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
-    """Return the answer to one operation with what a client of the REST protocol reads in it."""
     if operation.verb is not Verb.INSERT:
         prefers = _preference(asked) == _NO_CONTENT and operation.verb is not Verb.DELETE
         told = {"Preference-Applied": _NO_CONTENT} if prefers else {}
@@ -158,7 +145,8 @@ def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, acco
 
 
 def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, path: str) -> dict[str, Any]:
-    """Return a row as the service tells it right after the insert."""
+    """Return a row as the service returns it right after the insert, in its stored form. The Timestamp is
+    that in the ETag, if it has the service's form; else it is left out."""
     kept = written_form(row).row
     if level == _NONE:
         kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
@@ -184,11 +172,9 @@ _IN_XML = r"<[^<>]*\sxml:base=\"|<id>|<link\s[^<>]*href=\""
 
 
 class Readdressing:
-    """Tells the addresses of an answer as the application writes them.
-
-    No value of a row is touched: in JSON a quotation mark and an end of a line inside of one are escaped; in
-    Atom a "<" is, and a property is an element of another name.
-    """
+    """Rewrites the addresses in a response to those that the application uses: one that follows an address of
+    the account itself would bypass the replicas. No value of a row is touched: inside a JSON value quotation
+    marks and line ends are escaped; in Atom "<" is, and a property is an element of another name."""
 
     def __init__(self, endpoint: str, base: str) -> None:
         """Take the account's endpoint, and the address below which the application names tables."""
@@ -200,14 +186,12 @@ class Readdressing:
         self._base = base
 
     def headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return headers of an answer."""
         return [
             (name, self._address.sub(lambda _: self._base, value) if name.lower() in _PLACES else value)
             for name, value in headers
         ]
 
     def body(self, body: bytes, content_type: str) -> bytes:
-        """Return the body of an answer."""
         form = content_type.lower()
         places = self._parts if form.startswith("multipart/") else self._json if "json" in form else self._xml
         return places.sub(lambda found: found[1] + self._base.encode(), body)
@@ -217,25 +201,22 @@ class Readdressing:
 
 
 class Renaming:
-    """Tells an answer under the application's name for a table."""
+    """Puts the application's name for a table into metadata, links and headers, not into keys or values."""
 
     def __init__(self, table: str, alias: str) -> None:
-        """Take the table's name and the application's."""
         self._name = re.compile(rf"(^|[/#.]|Tables\('){re.escape(table)}(?=$|[/(@']|%28)", re.IGNORECASE)
         self._line = re.compile(rb"(?im)^(?:Location|DataServiceId): [^\r\n]+")
         self._metadata = re.compile(rb'"odata\.metadata":"[^"]+"')
         self._alias = alias
 
     def text(self, value: str) -> str:
-        """Return one value that names the table."""
+        """Return a value that names the table, renamed."""
         return self._name.sub(lambda found: found[1] + self._alias, value, count=1)
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return headers of an answer."""
         return {name: self.text(one) if name.lower() in _PLACES else one for name, one in headers.items()}
 
     def body(self, body: bytes, content_type: str) -> bytes:
-        """Return the body of an answer."""
         if content_type.startswith("multipart/"):
 
             def within(found: re.Match[bytes]) -> bytes:

@@ -1,17 +1,5 @@
-"""Bodies of `$batch`: read strictly, and written anew. Pure.
-
-Rules kept here:
-
-* A batch is one changeset, or one query. Its parts are told apart by whole boundary lines, ended by CRLF or,
-  as some clients write them, LF. What is before the first and after the last counts for nothing.
-* What goes upstream is written anew from what was read, so that both read the same: with boundaries of its
-  own, and addresses of the upstream. An operation's own headers and body are kept.
-* Operations are answered in their order, each with the Content-ID of its own headers; that of a part's
-  headers counts for nothing, as for the service (recordings).
-* A caller whose token only the account can verify gets this far as well: what a body holds is counted before
-  it is read.
-* Source: "Performing entity group transactions" in the Azure documentation.
-"""
+"""Bodies of `$batch`, read strictly and written anew. Source: "Performing entity group transactions" in the
+Azure documentation. Pure."""
 
 from __future__ import annotations
 
@@ -34,38 +22,27 @@ _LINE = re.compile(rb"\r?\n")
 _REQUEST = re.compile(r"([A-Z]{1,32}) (\S{1,32768}) HTTP/1\.[01]")
 _WITHIN = (Kind.ROWS, Kind.ROW)
 _HEAD = ("Content-Type: application/http", "Content-Transfer-Encoding: binary")
-# First line, headers and body of a request or an answer.
+# First line, headers and body of a request or a response.
 _Part: TypeAlias = tuple[str, Iterable[tuple[str, str]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch.
+    """A batch: one changeset, or one query."""
 
-    Attributes:
-        parts: the operations of its changeset; or the one query.
-        is_query: whether it is a query.
-    """
-
-    parts: tuple[Incoming, ...]
-    is_query: bool
+    parts: tuple[Incoming, ...]  # the operations of its changeset; or the one query
+    is_query: bool  # whether it is a query
 
     @property
     def table(self) -> str:
-        """The table that all parts name, as the first spells it; "" for a batch without parts."""
+        """The table that all parts name, in the first one's spelling; "" without parts."""
         return self.parts[0].table if self.parts else ""
 
 
 def read_batch(asked: Incoming, account: str) -> Batch:
-    """Return what is in the body of a `$batch` request.
-
-    Args:
-        asked: the request, with its body.
-        account: as for `parse`.
-
-    Raises:
-        RequestRejected: the body is no batch, or one that the service would refuse.
-    """
+    """Return the content of a `$batch` request. Called before the account has verified a bearer token, so
+    parts and headers are counted before they are parsed. Raises RequestRejected for what the service would
+    refuse."""
     parts = _parts(asked.content, asked.headers.get("content-type", ""), 1)
     if len(parts) != 1:
         raise _invalid("a batch has one changeset, or one query")
@@ -76,13 +53,13 @@ def read_batch(asked: Incoming, account: str) -> Batch:
         operations = _parts(content, headers.get("content-type", ""), MAX_BATCH_OPERATIONS)
         if len(operations) > MAX_BATCH_OPERATIONS:
             said = "The batch request operation exceeds the maximum 100 changes per change set."
-            raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # as the service counts
+            raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # the service's index
         inner = [_head(part) for part in operations]
     found = [_request(headers, content, account) for headers, content in inner]
     for one in found:
         if one.is_read is not is_query:
             raise _invalid("a changeset has writes alone, and a query stands alone")
-        if is_query and one.content:  # it could hold another request line
+        if is_query and one.content:  # it could contain another request line
             raise _invalid("a query has no body")
         if one.table.lower() != found[0].table.lower():
             raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
@@ -90,12 +67,8 @@ def read_batch(asked: Incoming, account: str) -> Batch:
 
 
 def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, bytes]:
-    """Return Content-Type and body of a batch that is sent on.
-
-    Args:
-        batch: the batch.
-        address: returns a part's address upstream.
-    """
+    """Return Content-Type and body of a batch for the account. It is written anew from what was read, so that
+    the account cannot read it differently; `address` returns a part's address upstream."""
     mark, parts = uuid4().hex, list[_Part]()
     for one in batch.parts:
         length = {"content-length": str(len(one.content))} if one.content else {}
@@ -106,7 +79,7 @@ def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, 
 
 
 def write_answers(answers: Iterable[tuple[int, Sequence[tuple[str, str]], bytes]]) -> tuple[str, bytes]:
-    """Return Content-Type and body of the answer to a changeset. `answers`: status, headers and body."""
+    """Return Content-Type and body of the response to a changeset; `answers`: status, headers, body."""
     mark = uuid4()
     parts = [
         (f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}", headers, body)
@@ -116,13 +89,8 @@ def write_answers(answers: Iterable[tuple[int, Sequence[tuple[str, str]], bytes]
 
 
 def _multipart(outer: str, inner: str, parts: Iterable[_Part]) -> tuple[str, bytes]:
-    """Return Content-Type and body of requests or answers.
-
-    Args:
-        outer: the boundary.
-        inner: that of the changeset that they stand in; `outer` again where they stand in none.
-        parts: the requests or answers.
-    """
+    """Return Content-Type and body of requests or responses. `outer` is the boundary, `inner` that of their
+    changeset or `outer` again."""
     written: list[bytes] = []
     if inner != outer:
         written.append(f"--{outer}\r\nContent-Type: multipart/mixed; boundary={inner}\r\n".encode())
@@ -134,7 +102,8 @@ def _multipart(outer: str, inner: str, parts: Iterable[_Part]) -> tuple[str, byt
 
 
 def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
-    """Return the parts of a multipart body; of one that has more than `most`, one more than that."""
+    """Return the parts of a multipart body, at most one more than `most`. Boundaries are whole lines, ended
+    by CRLF or, as some clients write them, LF."""
     found = _BOUNDARY.fullmatch(content_type.strip())
     if found is None:
         raise _invalid("the content type names no boundary")
@@ -142,7 +111,7 @@ def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
     pieces = re.split(rb"(?:\A|\r?\n)--" + mark + rb"(--)?[ \t]*(?=\r?\n|\Z)", body, maxsplit=most + 2)
     if len(pieces) == 2 * (most + 2) + 1:
         return pieces[2 : 2 * (most + 2) : 2]
-    # What is before the first boundary; then in turn whether one is the last, and what follows it.
+    # The preamble; then alternately whether a boundary is the last one, and what follows it.
     closed, parts = [end is not None for end in pieces[1::2]], pieces[2::2]
     if sum(closed) != 1 or not closed[-1]:
         raise _invalid("the parts are not closed by their boundary")
@@ -150,7 +119,6 @@ def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
 
 
 def _head(part: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the headers of a part, and what follows them."""
     found = _BLANK.search(part)
     if found is None:
         raise _invalid("a part has no end of its headers")
@@ -168,7 +136,7 @@ def _headers(lines: bytes) -> dict[str, str]:
 
 
 def _request(part: dict[str, str], content: bytes, account: str) -> Incoming:
-    """Return the request that is the content of a part."""
+    """Return the request in a part. Like the service (recordings), ignore the part's own Content-ID."""
     if not part.get("content-type", "").lower().startswith("application/http"):
         raise _invalid("a part is no application/http")
     line, _, rest = content.partition(b"\n")

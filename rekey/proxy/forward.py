@@ -1,14 +1,4 @@
-"""Requests sent on to the account, signed anew, and their answers.
-
-Rules kept here:
-
-* What goes upstream is the request as it came, but for what belongs to one connection (RFC 9110, 7.6.1) and
-  what authorised it. The caller's own bearer token may take the place of the proxy's credential.
-* Old versions of the service take no tokens: where an identity signs, the version is raised to one that is
-  known to take them (recorded by azure-data-tables' test_table_aad).
-* No write is sent twice: a connection that turns out to be closed ends the request (`open_session`).
-* A failure says whether anything can have been done: a write that was sent and not answered is open.
-"""
+"""Requests forwarded to the account, signed anew, and their responses."""
 
 from __future__ import annotations
 
@@ -31,18 +21,19 @@ _HOP_BY_HOP = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "expect"),
     )
 )
+# The oldest version known to accept tokens (recorded by azure-data-tables' test_table_aad).
 _TAKES_IDENTITIES = "2019-02-02"
-# Of a request: made anew.
+# Request headers that are made anew.
 _OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length"})
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a request that go upstream."""
+    """Return the request headers to forward, without those of the connection (RFC 9110, 7.6.1)."""
     return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP | _OURS}
 
 
 def passed_back(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers of an answer that go to the client."""
+    """Return the response headers for the client."""
     return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP]
 
 
@@ -52,14 +43,14 @@ class Upstream:
     def __init__(
         self, endpoint: str, signer: Signer, *, connections: int, connect_s: float, read_s: float
     ) -> None:
-        """Take the endpoint, without a trailing slash; nothing is connected.
+        """Take the endpoint, without a trailing slash; connects nothing. `signer` is closed with it.
 
         Args:
             endpoint: the account's.
-            signer: signs requests; closed with this.
-            connections: at most this many at a time.
-            connect_s: for how long to connect.
-            read_s: for how long to wait for more of an answer.
+            signer: signs requests.
+            connections: maximum number.
+            connect_s: timeout for connecting.
+            read_s: timeout for more of a response.
         """
         self.endpoint = endpoint
         self._signer, self._connections = signer, connections
@@ -71,7 +62,7 @@ class Upstream:
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: Any, *, reads: bool, token: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield its answer, whose body is not read yet.
+        """Send a request and yield its response, with its body unread.
 
         Args:
             method: the method.
@@ -79,11 +70,11 @@ class Upstream:
             headers: `passed_on`.
             body: bytes, or something that yields them; None for none.
             reads: whether it changes nothing.
-            token: the caller's own authorisation, used in place of the proxy's credential.
+            token: the caller's own authorization, used in place of the proxy's credential.
 
         Raises:
             Unavailable: nothing was done.
-            Ambiguous: it was sent and not answered.
+            Ambiguous: it was sent and not answered: unknown outcome.
             CredentialRefused: the proxy has no token.
         """
         if self._session is None:
@@ -124,20 +115,18 @@ class Upstream:
             raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
 
     async def close(self) -> None:
-        """Close connections and the credential."""
         if self._session is not None:
             await self._session.close()
         await self._signer.close()
 
 
 class ConnectionDropped(aiohttp.ClientError):
-    """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
+    """A kept connection was closed, and aiohttp was about to repeat the request."""
 
 
 def open_session(connections: int) -> aiohttp.ClientSession:
-    """Return a session that repeats no write and leaves answers compressed; its requests have a `Sending` as
-    their `trace_request_ctx`. `connections`: at most this many at a time.
-    """
+    """Return a session with at most `connections` that leaves responses compressed and never sends a write
+    twice. Its requests have a `Sending` as their `trace_request_ctx`."""
 
     async def before_sending(_session: Any, context: Any, _parameters: Any) -> None:
         sending = context.trace_request_ctx
@@ -148,7 +137,7 @@ def open_session(connections: int) -> aiohttp.ClientSession:
         sending.begun = True
 
     trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(before_sending)  # called when they are complete, not sent yet
+    trace.on_request_headers_sent.append(before_sending)  # called when headers are complete but not sent
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=IDLE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),

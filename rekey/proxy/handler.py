@@ -1,19 +1,4 @@
-"""What is done with one request: judged, routed, carried by a client or passed on, and answered.
-
-Rules kept here:
-
-* A request is judged before anything is done for it, and a batch once more when its operations are known.
-  What cannot be judged is refused.
-* Of a table that a migration works with, reads go on under a permit of its client and are read whole before
-  it is given back, so that no slow reader holds a freeze up. Writes are the client's. Nothing else passes.
-* Everything else passes; what holds no addresses is streamed.
-* A write whose body did not arrive whole was not done: 408 (RFC 9110, 15.5.9).
-* From SIGTERM on every answer ends its connection (RFC 9112, 9.6): a client that reuses one would lose the
-  request that it sends when the process ends.
-* A write whose outcome is open is answered as the service answers one, 500 `OperationTimedOut`; what was not
-  done and may be repeated, 503 `ServerBusy` (ADR 0040).
-* No exception reaches an answer: of one that is not foreseen the type is logged, and nothing is told.
-"""
+"""Handles one request: judges it, routes it, has a client carry it or forwards it, and answers."""
 
 from __future__ import annotations
 
@@ -54,9 +39,9 @@ from rekey.tables.wire import API_VERSION, entity_path, loads
 _LOG = logging.getLogger("rekey.proxy")
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 _HOLDS_ADDRESSES = re.compile(r"json|xml|multipart/", re.IGNORECASE)
-# A body up to this size is read before it is sent on.
+# A body up to this size is read before it is forwarded.
 _BUFFERED_BYTES = 64 * 1024
-# For how long stored access policies are taken as they were read, and of how many tables.
+# Seconds for which stored access policies are cached, and for how many tables.
 _POLICIES_S, _POLICIES_KEPT = 5.0, 1_000
 Policies: TypeAlias = Mapping[str, Mapping[str, str]]
 _OPEN = "OperationTimedOut"
@@ -74,32 +59,25 @@ _OPEN_SAID = "The operation could not be completed within the permitted time; it
 
 @dataclass(eq=False)
 class Handler:
-    """Answers requests.
+    """Answers requests."""
 
-    Attributes:
-        account: the name of the account upstream.
-        upstream, routes, meter: the parts.
-        access: whom requests are granted to.
-        holds_restricted: whether the restricted store is in that account as well.
-        limits: among them the largest body, and how long a request may take.
-        elsewhere: the account of targets, where there is one.
-    """
-
+    # The name of the account upstream.
     account: str
     upstream: Upstream
     routes: Routes
     access: Access
     meter: Meter
     _: KW_ONLY
+    # Whether the restricted store is in the same account.
     holds_restricted: bool
     limits: ProxyLimits
+    # The target account, if there is one.
     elsewhere: Upstream | None = None
 
     def __post_init__(self) -> None:
         self._policies: dict[str, tuple[float, Policies]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
         began, one = time.monotonic(), _One(request)
         try:
             async with asyncio.timeout(self.limits.request_s):
@@ -108,10 +86,12 @@ class Handler:
             answered = self._refused(one, error)
         except ConnectionError:
             raise  # the client is gone
-        except Exception as fault:  # noqa: BLE001 - whatever it is, no answer shows it
+        except Exception as fault:  # noqa: BLE001 - no response shows an exception
             _LOG.error("a request failed in rekey (%s)", type(fault).__name__, extra={"event": "error"})
             answered = self._refused(one, None)
         if self.meter.is_ending:
+            # RFC 9112, 9.6: a client that reuses the connection would lose the request that it sends when the
+            # process ends.
             answered.force_close()
         kind = "unread" if one.asked is None else one.asked.kind
         carried = one.route is not None and one.route.core is not None
@@ -123,9 +103,9 @@ class Handler:
         return answered
 
     def _refused(self, one: _One, error: BaseException | None) -> web.StreamResponse:
-        """Return the answer to a request that failed; None: by a fault of rekey."""
+        """Return the response to a request that failed; without an error, by a bug in rekey."""
         if one.streaming is not None and one.streaming.prepared:
-            # Half an answer must not look like a whole one.
+            # A partial response must not look complete.
             if one.request.transport is not None:
                 one.request.transport.abort()
             return one.streaming
@@ -141,7 +121,8 @@ class Handler:
                 and not content.is_eof()
                 and isinstance(error, TimeoutError | Ambiguous)
             ):
-                # The account was sent nothing, or half a body, which it does not act on.
+                # The account received nothing, or an incomplete body, which it does not apply (RFC 9110,
+                # 15.5.9).
                 answer = error_answer(HTTPStatus.REQUEST_TIMEOUT, _STOPPED, _STOPPED_SAID)
         if one.route is not None and one.route.alias:
             answer = _under(answer, table.encode(), one.route.alias.encode())
@@ -183,16 +164,10 @@ class Handler:
         return response_of(await self._write(one, asked, core, None))
 
     async def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
-        """Return to whom a request is granted. Raises RequestRejected.
-
-        Args:
-            one: what is known of it.
-            asked: the request.
-            operations: what it does, itself or the parts of a batch; none while that is not known.
-        """
+        """Return whose request it is. `operations`: itself or the parts of a batch; none while unknown."""
         resource, rights, keys = "o", set[str](), list[EntityKey | None]()
         for each in operations:
-            conditional = bool(each.headers.get("if-match"))  # an empty one might be taken for none
+            conditional = bool(each.headers.get("if-match"))  # an empty one might be ignored
             resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
             rights |= needed
             keys.append(each.key or inserted_key(each))
@@ -220,17 +195,12 @@ class Handler:
             judged = replace(judged, policies=await self._policies_of(route))
             one.granted = judge(judged, self.access, time.time())
         if one.granted.within is not None and judged.table and self._route(judged.table, one.caller).alias:
-            # Compared with the new keys as text, a range of old keys would select other rows.
+            # Compared as text with new keys, a range of old keys would select other rows.
             raise refused(using=_RANGE_UNDER_ALIAS)
         return one.granted
 
     async def _policies_of(self, route: Route) -> Policies:
-        """Return the stored access policies of a table, as they were a few seconds ago at most.
-
-        Raises:
-            RequestRejected: the account does not tell them.
-            Unavailable: it does not answer.
-        """
+        """Return the stored access policies of a table, at most `_POLICIES_S` old."""
         read_at, policies = self._policies.get(route.table, (-_POLICIES_S, {}))
         if time.monotonic() - read_at < _POLICIES_S:
             return policies
@@ -266,7 +236,6 @@ class Handler:
             raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
-        """Read a body whole. Raises RequestRejected for one that is too large."""
         if "content-encoding" in request.headers:
             raise rejected("InvalidHeaderValue", "a body must not be encoded", status=415)
         body = bytearray()
@@ -280,7 +249,7 @@ class Handler:
     async def _pass(
         self, one: _One, asked: Incoming, route: Route, body: bytes | None = None
     ) -> web.StreamResponse:
-        """Send a request on, and its answer back."""
+        """Forward a request and its response; a response without addresses is streamed."""
         request, headers = one.request, passed_on(asked.headers)
         data: Any = body or None
         if body is None and request.body_exists:
@@ -291,14 +260,14 @@ class Handler:
                 data = await self._body(request)
         if body is None and data is None and not asked.is_read:
             headers["Content-Length"] = "0"
-        headers.pop("accept-encoding", None)  # addresses in the answer are rewritten
+        headers.pop("accept-encoding", None)  # addresses in the response are rewritten
         async with self._upstream_of(route).send(
             asked.sent_method, self._path(asked, route), headers, data, reads=asked.is_read, token=one.token
         ) as response:
             if route.alias or _HOLDS_ADDRESSES.search(response.headers.get("Content-Type", "")):
                 return response_of(await self._whole(one, response, route))
             begun = await response.content.readany()
-            if response.content.at_eof():  # it goes out in one piece
+            if response.content.at_eof():  # it fits into one piece
                 return response_of(Reply(response.status, self._ours(one, response, route), begun))
             one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
             if self.meter.is_ending:
@@ -313,23 +282,20 @@ class Handler:
             return streaming
 
     def _upstream_of(self, route: Route) -> Upstream:
-        """Return the account that holds the table of a route."""
         return self.elsewhere if self.elsewhere and is_elsewhere(route.table) else self.upstream
 
     def _path(self, asked: Incoming, route: Route) -> str:
-        """Return resource and query upstream."""
         resource, query, own = asked.resource, unsigned(asked.query), own_name(route.table)
         if route.alias and asked.kind is Kind.TABLE:
             resource = f"Tables('{own}')"
         elif asked.key is not None and (route.alias or route.core):
-            # Azurite reads keys by their places, whatever names they have.
+            # Azurite reads keys by position and ignores their names.
             resource = entity_path(own, asked.key)
         elif route.alias and asked.kind is Kind.ROWS:
             resource = own + ("()" if unquote(resource).endswith("()") else "")
         return f"{resource}?{query}" if query else resource
 
     def _base(self, one: _One) -> str:
-        """Return the address below which the client names tables."""
         prefix = f"/{one.asked.prefix}" if one.asked is not None and one.asked.prefix else ""
         host = host_in(one.request.raw_path) or one.request.host
         return f"{one.request.scheme}://{host}{prefix}"
@@ -338,13 +304,11 @@ class Handler:
         return Readdressing(self._upstream_of(route).endpoint, self._base(one))
 
     def _ours(self, one: _One, response: Any, route: Route) -> list[tuple[str, str]]:
-        """Return the headers of an answer that was read whole."""
         kept = [each for each in passed_back(response.headers.items()) if each[0].lower() != "content-length"]
         return self._readdressing(one, route).headers(kept)
 
     async def _whole(self, one: _One, response: Any, route: Route) -> Reply:
-        """Return an answer of the account, read to its end, with the client's own addresses; under an alias
-        it names the application's table."""
+        """Return the account's response, read completely, with the client's addresses and table name."""
         body, headers = await response.read(), self._ours(one, response, route)
         content_type = response.headers.get("Content-Type", "")
         if route.alias:
@@ -354,7 +318,6 @@ class Handler:
         return Reply(response.status, headers, self._readdressing(one, route).body(body, content_type))
 
     async def _create(self, one: _One, asked: Incoming) -> web.StreamResponse:
-        """Create a table: it passes, under its own name."""
         body = await self._body(one.request)
         try:
             one.route = route = self._route(str(loads(body)["TableName"]), one.caller)
@@ -365,7 +328,6 @@ class Handler:
         return await self._pass(one, asked, route, body)
 
     async def _delete(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> web.StreamResponse:
-        """Delete a table of a migration, which is refused while that works with it."""
         if (refusal := await self._not_accepted(one, asked, route, core)) is not None:
             return response_of(refusal)
         await core.deleting_table()
@@ -376,7 +338,8 @@ class Handler:
     async def _read(
         self, one: _One, asked: Incoming, route: Route, core: ClientCore, body: bytes | None = None
     ) -> Reply:
-        """Read under a permit; `body`: of a query in a batch."""
+        """Read under a permit of the client; `body`: of a query in a batch. The response is read completely
+        before the permit is returned, so that no slow reader delays a freeze."""
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
@@ -386,7 +349,7 @@ class Handler:
         path = "$batch" if body is not None else self._path(asked, route)
         async with (
             core.reading(),
-            asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
+            asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for the permit
             upstream.send(asked.sent_method, path, headers, body, reads=True, token=one.token) as response,
         ):
             reply = await self._whole(one, response, route)
@@ -395,8 +358,8 @@ class Handler:
         return reply
 
     async def _not_accepted(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> Reply | None:
-        """Return the account's answer to a token that it does not take for reading this table: such a token
-        must not make the proxy a client of the view. None: it takes it, or the proxy is one already."""
+        """Return the account's response to a token that may not read this table: such a token must not make
+        the proxy a client of the view. None if the account accepts it, or the proxy is a client already."""
         if not one.token or core.is_open:
             return None
         path, headers = f"{own_name(route.table)}()?$top=1", passed_on(asked.headers)
@@ -446,7 +409,7 @@ class Handler:
 
 
 class _One:
-    """What is known of one request so far."""
+    """The state of one request."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
@@ -458,21 +421,21 @@ class _One:
 
     @property
     def caller(self) -> str:
-        """What the configuration calls the key that it was signed with."""
         return "" if self.granted is None else self.granted.name
 
     @property
     def token(self) -> str:
-        """What authorises the request upstream in place of the proxy's credential; "" for nothing."""
+        """What authorizes the request upstream in place of the proxy's credential."""
         return "" if self.granted is None else self.granted.token
 
 
 def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = False) -> Answer:
-    """Return the answer to a request that failed.
+    """Return the response to a failed request: for an unknown outcome 500 `OperationTimedOut` as the service
+    does, for what was not done and may be repeated 503 `ServerBusy` (ADR 0040).
 
     Args:
         error: what the client of the table, or the account, raised.
-        table: the table it is about.
+        table: the table.
         reads: whether the request changes nothing.
         batch: whether it is a transaction.
     """
@@ -481,7 +444,7 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
             return answer_to_error(error, table, batch=batch)
     except OutcomeOpen:
         pass
-    except ServiceRequestError:  # its text holds the account's address
+    except ServiceRequestError:  # its text contains the account's address
         return error_answer(503, "NotConnected", "nothing was done: an account cannot be reached")
     except AzureError:
         return error_answer(503, "NoCredential", "the proxy's own credential is refused")
@@ -491,8 +454,8 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
 
 
 def inserted_key(asked: Incoming) -> EntityKey | None:
-    """Return the key in the body of an insert; None while it was not read, and for one with a name twice, of
-    which the account might take the other value."""
+    """Return the key in the body of an insert; None while unread, or if a name occurs twice (the account
+    might use the other value)."""
     try:
         names = [name for name, _ in json.loads(asked.content, object_pairs_hook=list)]
         key = key_of(row_of(asked.content))
@@ -503,20 +466,18 @@ def inserted_key(asked: Incoming) -> EntityKey | None:
 
 
 def _confined(asked: Incoming, granted: Granted) -> Incoming:
-    """Return a query that finds no row beyond what its caller may read; any other request as it is."""
     if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
         return asked
     return replace(asked, query=confined(asked.query, granted.within))
 
 
 def _under(answer: Answer, table: bytes, alias: bytes) -> Answer:
-    """Return the answer to a request that failed, with the application's name for the table."""
     parts = tuple(_under(part, table, alias) for part in answer.parts)
     return replace(answer, body=answer.body.replace(table, alias), parts=parts)
 
 
 def response_of(reply: Reply, *, close: bool = False) -> web.Response:
-    """Return a reply for aiohttp. `close`: the connection, as what comes next on it may not be a request."""
+    """Return a reply for aiohttp. `close` the connection if what comes next on it may not be a request."""
     made = web.Response(status=reply.status, body=reply.body)
     made.headers.clear()
     made.headers.extend(reply.headers)

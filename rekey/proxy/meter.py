@@ -1,9 +1,4 @@
-"""What a proxy counts, and as metrics for Prometheus.
-
-Rules kept here:
-
-* A label is one of a fixed set of words or a status: no table, no key, no client.
-"""
+"""A proxy's counters, and its metrics. Labels are fixed words or a status: no table, key or client."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Meter(Counts):
-    """The counters of one process, and whether it ends."""
+    """The counters of one process, and whether it is ending."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,21 +25,13 @@ class Meter(Counts):
         self.is_ending = False
 
     def count(self, kind: str, status: int, seconds: float, *, carried: bool) -> None:
-        """Count an answered request.
-
-        Args:
-            kind: what kind of resource it named.
-            status: of the answer.
-            seconds: how long it took.
-            carried: whether a dual-write client carried it.
-        """
+        """Count an answered request. `carried`: whether a dual-write client carried it."""
         how = "carried" if carried else "passed"
         self.requests[kind, how, status] += 1
         self._buckets[how, next((one for one in BUCKETS_S if seconds <= one), float("inf"))] += 1
         self._seconds[how] += seconds  # type: ignore[assignment]
 
     def families(self) -> Iterator[Metric]:
-        """Return the metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         requests = CounterMetricFamily(

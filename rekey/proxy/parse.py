@@ -1,19 +1,6 @@
-"""A request of the Table service's REST protocol, read strictly. Pure.
-
-Rules kept here:
-
-* What two readers could read in two ways is refused, not mended: Content-Length next to Transfer-Encoding, a
-  singular header or a parameter that is there twice, bytes that are no ASCII, a broken percent-encoding, an
-  encoded slash, backslash or control character in a path.
-* A resource is one segment of the path, after the account's name where the endpoint has it there: the service
-  itself, the list of tables, a table, its rows, one row, a batch. Anything else is refused.
-* A whole URL as the target of a request is read as its path and query (RFC 9112, 3.2.2).
-* `ACCOUNT-secondary` names the account as well, for reads alone.
-* `X-HTTP-Method` counts for POST alone; the method that it names is the method from then on.
-* A refusal is a `RequestRejected` with the service's code and status. It repeats nothing of the request.
-* This runs before any credential is judged, on bytes of anybody: the work is linear in their number, headers
-  and query are read once, and how many of them there may be is bounded.
-"""
+"""Parses a request of the Table service's REST protocol strictly: what two readers could read in two ways is
+refused, never repaired. It runs on anybody's bytes before any credential is judged, so the work is linear and
+bounded. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +17,10 @@ from rekey.tables.base import rejected
 
 METHODS = frozenset({"GET", "POST", "PUT", "MERGE", "PATCH", "DELETE"})
 _TUNNELLED = frozenset({"PUT", "MERGE", "PATCH", "DELETE"})
-# Headers that may be there several times: lists, of which nothing depends.
+# Headers that may be repeated: lists that decide nothing.
 _LISTS = frozenset({"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "via"})
-# What Connection may name. Another header would be left out on the way, after a request was judged by it.
+# Values allowed in Connection: another header that it names would be dropped on the way, after a request was
+# judged by it.
 _CONNECTION = frozenset({"", "close", "keep-alive", "te", "upgrade", "http2-settings"})
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -40,11 +28,11 @@ _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 _ABSOLUTE = re.compile(
     r"https?://(?P<host>[A-Za-z0-9._~:\[\]-]+)(?P<rest>[/?][\x21\x22\x24-\x7e]*)?", re.IGNORECASE
 )
-# Of a replica in another region, which can be read alone.
+# The name of a read-only replica in another region.
 _SECONDARY = "-secondary"
 _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
-# Parameters that decide what is asked. In other letters, the account might take them for the same.
+# Parameters that decide what is asked. In another case the account might accept them too.
 _EXACT = NAMES | {"comp", "restype", "$filter", "$select", "$top", "$format"}
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
 # The service has about thirty parameters, and clients send about as many headers.
@@ -53,7 +41,7 @@ _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
 
 
 class Kind(StrEnum):
-    """What kind of resource a request names."""
+    """The kind of resource that a request names."""
 
     SERVICE = "service"
     TABLES = "tables"
@@ -64,64 +52,56 @@ class Kind(StrEnum):
 
 
 # What operations need, by kind of resource and method: a type of resource (service, container, object), then
-# rights on it, as an account SAS names both. Source: "Create an account SAS", permissions by operation.
+# rights on it, in the letters of an account SAS. Source: "Create an account SAS", permissions by operation.
 OPERATIONS: Mapping[str, Mapping[str, str]] = {
     Kind.SERVICE: {"GET": "sr", "PUT": "sw"},
     Kind.TABLES: {"GET": "cl", "POST": "cc"},
     Kind.TABLE: {"GET": "cl", "DELETE": "cd"},
     Kind.ROWS: {"GET": "or", "POST": "oa"},
     Kind.ROW: {"GET": "or", "PUT": "ou", "MERGE": "ou", "PATCH": "ou", "DELETE": "od"},
-    Kind.BATCH: {"POST": "o"},  # those of its operations, once they are known
+    Kind.BATCH: {"POST": "o"},  # those of its operations, once known
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request, read; it is a `Message` of `rekey.client.sdk.calls`.
+    """A parsed request; it is a `Message` of `rekey.client.sdk.calls`."""
 
-    Attributes:
-        method: the method, after `X-HTTP-Method`.
-        path, query: as sent; the query without its question mark.
-        parameters: of the query, decoded.
-        headers: by their names in lower case.
-        kind: what kind of resource it names.
-        resource: the last segment of the path, as sent; "" for the service itself.
-        table: the name in the resource, "" where there is none.
-        key: of a request about one row.
-        prefix: what its path has before the resource: the account's name, as it is there, or nothing.
-        content: the body, once it was read.
-    """
-
+    # The method, after `X-HTTP-Method`.
     method: str
+    # As sent; the query without its question mark.
     path: str = field(repr=False)
     query: str = field(repr=False)
+    # Of the query, decoded.
     parameters: Mapping[str, str] = field(repr=False)
+    # By their names in lower case.
     headers: Mapping[str, str] = field(repr=False)
     kind: Kind
+    # The last segment of the path, as sent; "" for the service itself.
     resource: str = field(repr=False)
+    # The name in the resource, "" without one.
     table: str = ""
+    # Of a request about one row.
     key: EntityKey | None = field(default=None, repr=False)
+    # The path before the resource: the account's name as sent, or nothing.
     prefix: str = ""
+    # The body, once read.
     content: bytes = field(default=b"", repr=False)
 
     @property
     def url(self) -> str:
-        """The address below any endpoint."""
         return f"/{self.resource}?{self.query}"
 
     @property
     def sent_method(self) -> str:
-        """The method as it was sent."""
         return "POST" if "x-http-method" in self.headers else self.method
 
     @property
     def is_read(self) -> bool:
-        """Whether it changes nothing."""
         return self.method == "GET"
 
     @property
     def comp(self) -> str:
-        """The part of the resource that is meant: `acl`, `properties`, `stats`, or "" for itself."""
         return self.parameters.get("comp", "")
 
 
@@ -134,7 +114,7 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
         account: name of the upstream's account, which may be the first segment of the path.
 
     Raises:
-        RequestRejected: it cannot be read in one way only.
+        RequestRejected: it can be read in more than one way, or not at all. Repeats nothing of the request.
     """
     said = read_headers(headers)
     if "content-length" in said and "transfer-encoding" in said:
@@ -153,7 +133,7 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
         raise rejected("InvalidUri", "the path holds an encoded slash, backslash or control character")
     found = parameters(query)
     tunnelled = said.get("x-http-method", "").upper()
-    tunnels = "x-http-method" in said  # also where it is empty: upstream it would be a POST
+    tunnels = "x-http-method" in said  # even if empty: upstream it would be a POST
     if method not in METHODS or (tunnels and (method != "POST" or tunnelled not in _TUNNELLED)):
         raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)
     prefix, resource = _split(path, found, account)
@@ -170,13 +150,13 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
 
 
 def host_in(target: str) -> str:
-    """Return the host, and port, of a request's target that is a whole URL; "" for any other target."""
+    """Return host and port of a request target that is a whole URL; "" for any other target."""
     found = _ABSOLUTE.fullmatch(target)
     return "" if found is None else found["host"]
 
 
 def origin_form(target: str) -> str:
-    """Return path and query of a request's target that is a whole URL; any other target as it is."""
+    """Return path and query of a target that is a whole URL (RFC 9112, 3.2.2), else the target."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
         return target
@@ -185,7 +165,7 @@ def origin_form(target: str) -> str:
 
 
 def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by their names in lower case. Raises RequestRejected for one twice, and for too many."""
+    """Return headers by their names in lower case. Raises RequestRejected for duplicates and for too many."""
     said: dict[str, list[str]] = {}
     for number, (name, value) in enumerate(headers):
         if number == MAX_HEADERS:
@@ -200,7 +180,7 @@ def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def parameters(query: str) -> dict[str, str]:
-    """Return the parameters of a query, decoded. Raises RequestRejected for a doubtful one, or too many."""
+    """Return the decoded parameters of a query. Raises RequestRejected, also for ambiguous ones."""
     if query.count("&") >= MAX_PARAMETERS:
         raise rejected("InvalidQueryParameterValue", f"there are more than {MAX_PARAMETERS} parameters")
     found, names = dict[str, str](), set[str]()
@@ -226,8 +206,7 @@ def unsigned(query: str) -> str:
 
 
 def inner_target(url: str) -> str:
-    """Return path and query of an address inside a batch: absolute, from the root, or relative. Raises
-    RequestRejected."""
+    """Return path and query of an address in a batch: absolute, from the root, or relative."""
     if url.lower().startswith(("http://", "https://")):
         try:
             parts = urlsplit(url)
@@ -238,7 +217,6 @@ def inner_target(url: str) -> str:
 
 
 def _split(path: str, found: Mapping[str, str], account: str) -> tuple[str, str]:
-    """Return the account's name in a path, "" where it is not, and the resource. Raises RequestRejected."""
     segments = path.strip("/").split("/", 3) if path.strip("/") else []
     if path.count("/") > 3 or "" in segments:
         raise rejected("InvalidUri", "the path has empty segments")
@@ -252,7 +230,6 @@ def _split(path: str, found: Mapping[str, str], account: str) -> tuple[str, str]
 
 
 def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
-    """Return kind, table and key of a decoded resource. Raises RequestRejected."""
     if not resource:
         return Kind.SERVICE, "", None
     if resource == "$batch":
@@ -269,7 +246,6 @@ def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
 
 
 def _check_verb(asked: Incoming) -> None:
-    """Raise RequestRejected for a verb or a part that the resource does not have."""
     verbs: Collection[str] = OPERATIONS[asked.kind]
     comp = asked.parameters.get("comp")
     if asked.kind is Kind.ROWS and comp == "acl":

@@ -1,17 +1,4 @@
-"""Which table a name of the application means, and the dual-write client that carries it.
-
-Rules kept here:
-
-* A table of a migration with capture "dual-write" has a client of its own, with its own lease, from its first
-  request on: a proxy that nobody asks for the old view is no client of it, and `complete` need not wait.
-* An alias gives an application's name to another table of such a migration. Under it nothing else is reached.
-  A table of the account of targets is reached under an alias alone: no address can hold its qualified name.
-  A caller with aliases of its own is given these alone.
-* An alias of a table of another migration of the project, which this proxy does not follow, is refused: under
-  that name the application means the new table, and would be given its own.
-* Tables of the restricted store are reached by nobody, also where they are in the same account.
-* A name that two migrations claim is an error: the operator says which migrations this proxy follows.
-"""
+"""Maps an application's table names to tables, and to the dual-write clients that carry their requests."""
 
 from __future__ import annotations
 
@@ -35,17 +22,11 @@ RESTRICTED = frozenset(name.lower() for name in (CONTROL_TABLE, JOURNAL_TABLE, M
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where requests for one name go.
+    """Where requests for a name go."""
 
-    Attributes:
-        table: the table upstream, as the declaration names it.
-        core: the client that carries them; None: they pass.
-        alias: the application's name for the table, "" where it is the table's own.
-    """
-
-    table: str
-    core: ClientCore | None = None
-    alias: str = ""
+    table: str  # the table upstream, as the declaration names it
+    core: ClientCore | None = None  # the client that carries them; None: they are forwarded
+    alias: str = ""  # the application's name for the table, "" if it is the table's own
 
 
 class Routes:
@@ -58,16 +39,16 @@ class Routes:
         own_views: Mapping[str, Mapping[str, str]],
         not_followed: Collection[str] = (),
     ) -> None:
-        """Take the clients, by their tables, and the aliases: a table by the application's name for it.
+        """Create the routes.
 
         Args:
-            cores: the clients.
-            views: the aliases for callers that have none of their own.
-            own_views: the aliases of callers, by what the configuration calls their keys.
-            not_followed: tables of migrations of the project that this proxy does not follow.
+            cores: the clients, by their tables.
+            views: tables by their aliases, for callers without aliases of their own.
+            own_views: a caller's aliases, by the name of its key; they replace `views`.
+            not_followed: tables of the project's migrations that this proxy does not follow.
 
         Raises:
-            ConfigurationError: an alias is of no table of these migrations.
+            ConfigurationError: an alias names no table of these migrations.
         """
         self.cores = cores
         self._not_followed = frozenset(name.lower() for name in not_followed)
@@ -76,11 +57,13 @@ class Routes:
     def _under(self, views: Mapping[str, str]) -> dict[str, Route | None]:
         """Return the routes under some aliases; None for an alias that is refused."""
         spelled = {name.lower(): name for name in self.cores}
+        # A table in the target account needs an alias: no address can contain its qualified name.
         here = {name: core for name, core in self.cores.items() if not is_elsewhere(name)}
         routes: dict[str, Route | None] = {name.lower(): Route(name, core) for name, core in here.items()}
         for alias, table in views.items():
             name = spelled.get(table.lower())
             if name is None and table.lower() in self._not_followed:
+                # By this name the application means the new table, but would reach its own.
                 routes[alias.lower()] = None
                 continue
             if name is None:
@@ -93,10 +76,10 @@ class Routes:
         return routes
 
     def of(self, table: str, caller: str) -> Route:
-        """Return the route of a name. `caller`: what the configuration calls its key, "" for a token.
+        """Return the route of a name. `caller`: the name of its key, "" for a token.
 
         Raises:
-            RequestRejected: it is an alias of a table of a migration that this proxy does not follow.
+            RequestRejected: an alias of a table of a migration that this proxy does not follow.
         """
         route = self._routes.get(caller, self._routes[""]).get(table.lower(), Route(table))
         if route is None:
@@ -105,22 +88,23 @@ class Routes:
         return route
 
     async def close(self) -> None:
-        """Close all clients, side by side; each settles what it has begun."""
+        """Close all clients; each settles what it has begun."""
         await asyncio.gather(*(core.close() for core in self.cores.values()), return_exceptions=True)
 
 
 def cores_of(
     config: Config, followed: Sequence[Prepared], plan: Callable[[Prepared, str], Plan]
 ) -> dict[str, ClientCore]:
-    """Return the clients of all tables of some migrations; nothing is connected.
+    """Return the clients of all tables of some migrations. A client connects and takes its lease with its
+    first request, so that `complete` does not wait for a proxy that nobody asks for the old view.
 
     Args:
         config: the project.
-        followed: the migrations; those with capture "delta" are passed over.
+        followed: the migrations; those with capture "delta" are skipped.
         plan: makes the arguments of a client.
 
     Raises:
-        ConfigurationError, SecretMissing: a secret is missing, or two migrations name one table.
+        ConfigurationError, SecretMissing: a secret is missing, or two migrations name the same table.
     """
     cores: dict[str, ClientCore] = {}
     for prepared in followed:

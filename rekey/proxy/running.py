@@ -1,11 +1,4 @@
-"""A proxy of a project, put together, and its life in one process.
-
-Rules kept here:
-
-* A mistake that can be found without a connection is found before anything is listened to.
-* The end is in order: not ready, `drain`, no new connections, requests finished, leases returned, connections
-  closed. A second signal ends at once, which costs no more than a kill does.
-"""
+"""Assembles a project's proxy, and runs it in one process from start to orderly shutdown."""
 
 from __future__ import annotations
 
@@ -43,17 +36,13 @@ from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
 _CONNECT_S, _READ_S = 5.0, 35.0
-# For how long connections that are open at the end may still bring a request that was on its way.
+# Seconds in which connections open at the end may still deliver a request in flight.
 _LAST_S = 1.0
 
 
 def access_of(config: Config) -> Access:
-    """Return whom the proxy of a project grants requests to.
-
-    Raises:
-        SecretMissing: a key is absent or too short.
-        ConfigurationError: a key is not in base64, or nobody could use the proxy.
-    """
+    """Return whose requests the project's proxy grants. Raises SecretMissing and, for a bad key or when
+    nobody could use the proxy, ConfigurationError."""
     said, keys = config.proxy.access, {}
     for name, source in said.keys.items():
         setting = f"`[proxy.access.keys.{name}]`"
@@ -76,7 +65,7 @@ def access_of(config: Config) -> Access:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A proxy that listens: the addresses as URLs, and its health."""
+    """A listening proxy: its addresses as URLs, and its health."""
 
     url: str
     admin: str
@@ -96,21 +85,21 @@ async def proxying(
     shared: bool = False,
     settings: LeaseSettings | None = None,
 ) -> AsyncIterator[Listening]:
-    """Serve a project's tables while the context lasts.
+    """Serve a project's tables within the context. Whatever needs no connection is checked before listening.
 
     Args:
         config: the project.
         declared: the migrations to follow.
-        access: whom requests are granted to.
+        access: whose requests are granted.
         address: where applications connect to.
-        admin: the admin address; None: nowhere.
+        admin: the admin address; None: none.
         not_followed: the project's other migrations.
         tls: None: http.
         shared: whether several processes listen on the address.
         settings: the lease's times; None: as configured.
 
     Raises:
-        ConfigurationError, SecretMissing: something is configured wrong, or an address cannot be listened on.
+        ConfigurationError, SecretMissing: a wrong configuration, or an address that cannot be listened on.
     """
     limits, account = config.proxy.limits, config.tables
     times = settings or LeaseSettings(
@@ -138,7 +127,7 @@ async def proxying(
         routes,
         access,
         Meter(),
-        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
+        # An endpoint has several spellings (a port, a private link); an account's name is unique.
         holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
         limits=limits,
         elsewhere=elsewhere,
@@ -159,7 +148,7 @@ async def proxying(
 
 
 async def _listen_no_more(runner: web.ServerRunner, meter: Meter) -> None:
-    """Take no new connection, and answer requests that are on their way over open ones."""
+    """Accept no new connections, but answer requests in flight on open ones."""
     if not meter.is_ending:
         return
     for site in list(runner.sites):
@@ -174,7 +163,7 @@ def _upstream(account: Account, connections: int) -> Upstream:
 
 
 def run(served: Coroutine[Any, Any, None]) -> None:
-    """Run what `until_told` returned, on uvloop where it is installed."""
+    """Run what `until_told` returned, on uvloop if it is installed."""
     made: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop
@@ -191,13 +180,14 @@ async def until_told(
     *,
     ends_with_input: bool,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process.
+    """Serve until SIGTERM or SIGINT, then for `drain_s` more; a second one ends the process at once, which
+    costs no more than a kill.
 
     Args:
         context: what `proxying` returned.
         started: called when it listens.
-        drain_s: for how long requests are still taken afterwards.
-        ends_with_input: end when standard input does, too.
+        drain_s: seconds during which requests are still accepted afterwards.
+        ends_with_input: also end when standard input does.
     """
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 

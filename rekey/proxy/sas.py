@@ -1,17 +1,8 @@
-"""Shared access signatures of an account and of a table: read, verified, and what they allow. Pure.
+"""Shared access signatures of an account and of a table: parsed, verified, and what they allow. Whatever is
+not understood is refused. Pure.
 
-Rules kept here:
-
-* Everything that a signature covers is verified, and everything that it says is enforced: services, resource
-  types, permissions, times, addresses, protocol, table, key range.
-* What is not understood is refused: a parameter in an unexpected form, a signature that mixes both forms, one
-  that is made with a user delegation key.
-* For a signature that names a stored access policy nothing is granted before the policy was read; a term
-  stands in one of the two, never in both.
-* No value holds a control character, so that none can look like two fields of what is signed.
-* A query is confined to a key range by a filter; one that could end the parentheses around it is refused.
-* Sources: "Create an account SAS", "Create a service SAS" in the Azure documentation, azure-data-tables
-  (Python, JavaScript), and recorded answers of the service for codes.
+Sources: "Create an account SAS", "Create a service SAS" in the Azure documentation, azure-data-tables
+(Python, JavaScript), and recorded responses of the service for codes.
 """
 
 from __future__ import annotations
@@ -30,16 +21,16 @@ from rekey.model import EntityKey
 from rekey.tables.base import rejected
 from rekey.tables.wire import escape, quoted
 
-# The right that no signature gives: to read or change a table's stored access policies, say.
+# A right that no signature grants, e.g. to read or change a table's stored access policies.
 NEVER = "!"
 _ACCOUNT, _TABLE = frozenset({"ss", "srt"}), frozenset({"tn", "spk", "srk", "epk", "erk", "si"})
 _COMMON = frozenset({"sv", "sig", "sp", "st", "se", "sip", "spr", "ses"})
 _DELEGATED = frozenset({"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid", "sduoid"})
-# Parameters that are for whoever judges a request, and for nobody behind it.
+# Parameters that are used here and not forwarded.
 NAMES = _ACCOUNT | _TABLE | _COMMON | _DELEGATED
 _LETTERS = {"ss": "bqtf", "srt": "sco", "account": "rwdxylacuptfi", "table": "raud"}
 _VERSION = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]", re.ASCII)
-# Versions from which on address and protocol are signed, and an account's encryption scope.
+# First versions that sign address and protocol, and an account's encryption scope.
 _BOUND, _SCOPED = "2015-04-05", "2020-12-06"
 _OLDEST = {"account": "2015-04-05", "table": "2012-02-12"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
@@ -53,12 +44,9 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The rows that a table's signature is for, both ends included; None: no bound.
+    """The rows that a table's signature is for, both ends included; None: unbounded."""
 
-    Attributes:
-        first, last: partition and row; a row of None is any row of the partition.
-    """
-
+    # Partition and row; a row of None is any row of the partition.
     first: tuple[str, str | None] | None
     last: tuple[str, str | None] | None
 
@@ -72,7 +60,6 @@ class Within:
         return key.order <= EntityKey(partition, key.row if row is None else row).order
 
     def filter(self) -> str:
-        """Return the filter that holds for the rows in the range."""
         bounds = ((self.first, "gt", "ge"), (self.last, "lt", "le"))
         return " and ".join(_beyond(*bound, *words) for bound, *words in bounds if bound is not None)
 
@@ -86,18 +73,13 @@ def _beyond(partition: str, row: str | None, beyond: str, upto: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A shared access signature, read.
+    """A parsed shared access signature."""
 
-    Attributes:
-        of_account: whether it is an account's; else a table's.
-        said: its parameters.
-    """
-
-    of_account: bool
-    said: Mapping[str, str]
+    of_account: bool  # whether it is an account's; else a table's
+    said: Mapping[str, str]  # its parameters
 
     def text(self, account: str) -> str:
-        """Return what is signed, for an account."""
+        """Return the text that the account's key signs."""
         said, version = self.said, self.said["sv"]
         if self.of_account:
             names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
@@ -110,11 +92,8 @@ class Signed:
         return "\n".join({**said, "resource": resource}.get(name, "") for name in names)
 
     def under(self, policies: Mapping[str, Mapping[str, str]]) -> Signed:
-        """Return what it says with the terms of its stored access policy. Raises RequestRejected.
-
-        Args:
-            policies: the terms of each policy of the table, as parameters.
-        """
+        """Return it with the terms of its stored access policy, by id in `policies`. Raises RequestRejected
+        when there is no such policy, or when it repeats a term of the signature."""
         terms = policies.get(self.said["si"])
         if terms is None or terms.keys() & self.said.keys():
             raise unauthenticated("Its stored access policy is not there, or says what the signature says.")
@@ -132,7 +111,7 @@ class Signed:
     def check(
         self, now: float, peer: str, table: str | None, resource: str, rights: frozenset[str], *, secure: bool
     ) -> None:
-        """Raise RequestRejected for what a verified signature does not allow. Arguments: as of `Asked`."""
+        """Raise RequestRejected for what a verified signature does not allow. Arguments as in `Asked`."""
         if not {"sp", "se"} <= self.said.keys():
             raise unauthenticated("The signature is not whole.")
         if now >= _seconds(self.said["se"]) or ("st" in self.said and now < _seconds(self.said["st"])):
@@ -149,21 +128,14 @@ class Signed:
             raise refused()
         allowed = set(self.said["sp"])
         if self.of_account and "w" in allowed:
-            allowed.add("c")  # who may write may create
+            allowed.add("c")  # write includes create
         if not rights <= allowed:
             raise refused("AuthorizationPermissionMismatch", "using this permission")
 
 
 def read(parameters: Mapping[str, str]) -> Signed:
-    """Return the signature in a request's parameters.
-
-    Args:
-        parameters: all parameters of the query, decoded, by their names as sent.
-
-    Raises:
-        RequestRejected: it is not understood.
-    """
-    # What is empty is signed as what is absent, so it has to mean the same.
+    """Return the signature in the decoded parameters of a query. Raises RequestRejected."""
+    # Empty parameters are signed like absent ones, so they must mean the same.
     said = {name: value for name, value in parameters.items() if value and name in NAMES}
     of_account = bool(_ACCOUNT & said.keys())
     form = "account" if of_account else "table"
@@ -176,6 +148,7 @@ def read(parameters: Mapping[str, str]) -> Signed:
         (_DELEGATED & said.keys(), "A signature by a user delegation key is not judged here."),
         (of_account and _TABLE & said.keys(), "The signature is of an account and of a table at once."),
         (not needed <= said.keys(), "The signature is not whole."),
+        # Else one value could look like two fields of the signed text.
         (any(map(_CONTROL.search, said.values())), "The signature is not whole."),
         (not _VERSION.fullmatch(version), "The signature is of an unknown version."),
         (version < _OLDEST[form], "The signature is of an unknown version."),
@@ -189,7 +162,7 @@ def read(parameters: Mapping[str, str]) -> Signed:
 
 
 def _readable(signed: Signed) -> Signed:
-    """Return a signature, if its times and its rights are understood. Raises RequestRejected."""
+    """Return a signature if its times and rights are understood. Raises RequestRejected."""
     said = signed.said
     for name in {"st", "se"} & said.keys():
         try:
@@ -207,22 +180,18 @@ _TERMS = {"st": "Start", "se": "Expiry", "sp": "Permission"}
 
 
 def policies_in(acl: bytes) -> dict[str, dict[str, str]]:
-    """Return the policies in an answer to Get Table ACL: the terms of each, as parameters, by its id. Raises
-    ParseError."""
+    """Return the terms of each policy in a response to Get Table ACL, by its id. Raises ParseError."""
     return {
         one.findtext("Id", ""): {
             name: value for name, term in _TERMS.items() if (value := one.findtext(f"AccessPolicy/{term}"))
         }
-        for one in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - of the account itself
+        for one in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - from the account itself
     }
 
 
 def confined(query: str, within: Within) -> str:
-    """Return a query of rows, as sent, so that it finds rows within a range alone.
-
-    Raises:
-        RequestRejected: its filter is not whole.
-    """
+    """Return a query of rows, as sent, restricted to a range. Raises RequestRejected for an unbalanced
+    filter, which could end the parentheses around it."""
     rest, found = [], ""
     for part in query.split("&") if query else ():
         name, _, value = part.replace("+", " ").partition("=")
@@ -243,23 +212,18 @@ def confined(query: str, within: Within) -> str:
 
 
 def unauthenticated(why: str) -> RequestRejected:
-    """Return the refusal of a credential. `why`: a sentence without a value of the request."""
+    """Return the error for a credential. `why`: a sentence without a value of the request."""
     return rejected("AuthenticationFailed", f"Server failed to authenticate the request. {why}", status=403)
 
 
 def refused(code: str = "AuthorizationFailure", using: str = "") -> RequestRejected:
-    """Return the refusal of what a credential does not allow.
-
-    Args:
-        code: the service's code.
-        using: what it is not allowed with, in the service's words.
-    """
+    """Return the error for what a credential does not allow, in the service's words."""
     what = "This request is not authorized to perform this operation"
     return rejected(code, f"{what} {using}.".replace(" .", "."), status=403)
 
 
 def _seconds(text: str) -> float:
-    """Return a time as seconds since 1970; one without an offset is in UTC. Raises ValueError."""
+    """Return a time as seconds since 1970, in UTC without an offset. Raises ValueError."""
     if not _TIME.fullmatch(text):
         raise ValueError
     moment = datetime.fromisoformat(text)
@@ -267,7 +231,7 @@ def _seconds(text: str) -> float:
 
 
 def _is_from(peer: str, allowed: str) -> bool:
-    """Tell whether an address is the one allowed, or in the range allowed; "" allows all."""
+    """Tell whether an address is allowed; "" allows all."""
     if not allowed:
         return True
     try:

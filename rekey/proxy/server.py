@@ -1,20 +1,5 @@
-"""The sockets of a proxy: who is listened to, how much is taken of whom, health and metrics, and the end.
-
-Rules kept here:
-
-* What is no HTTP is refused in the service's form; nothing of it is repeated, and the connection is closed.
-* Bounds: `rekey/serve/sockets.py`, and (in the handler) the body and the time of a request.
-* `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, each answer the last
-  on its connection, then listening ends, requests in flight are finished, and every client returns its lease.
-  Neither health depends on the account.
-* The admin address serves health, metrics and new keys (`GET /_rekey/keys?table=…&pk=…&rk=…`), and is not for
-  the application.
-* Keys are told for a token of their own and for nothing else: without one configured, to nobody. Over http
-  they are told to this machine alone.
-* They are computed as for the copy: from the old key, or from the row that is read under it where they depend
-  on more. The mapping is not opened: that is for `rekey lookup`, which records it.
-* No key is in an error, and nothing is logged.
-"""
+"""A proxy's connections, its health and metrics, and the endpoint for new keys. The admin address is not for
+the application. No key is in an error, and nothing is logged."""
 
 from __future__ import annotations
 
@@ -41,7 +26,7 @@ _ASKED = ["pk", "rk", "table"]
 
 
 class _Connection(Connection):
-    """One connection of an application."""
+    """A connection of an application."""
 
     def __init__(self, sockets: Sockets, meter: Meter) -> None:
         super().__init__(sockets)
@@ -54,7 +39,7 @@ class _Connection(Connection):
         exc: BaseException | None = None,  # noqa: ARG002 - may hold what was sent
         message: str | None = None,  # noqa: ARG002 - the same
     ) -> web.StreamResponse:
-        """Return the answer to what was no request. It was told to nobody what it held."""
+        """Return the service's error for what was no HTTP, repeating nothing of it."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
         code = "InvalidInput" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalError"
@@ -73,21 +58,12 @@ class ProxySockets(Sockets):
         self._meter = handler.meter
 
     def __call__(self) -> Connection:
-        """Return what serves a new connection."""
         return _Connection(self, self._meter)
 
 
 def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, Any]] | None:
-    """Return the new keys of a row, main row first, as JSON-able data; None where its row is needed.
-
-    Args:
-        mapper: of the migration.
-        key: its old key.
-        row: the row, if it was read.
-
-    Raises:
-        RowRefused: the declaration cannot be applied to the row.
-    """
+    """Return a row's new keys as JSON-able data, main row first; None if it needs `row`. May raise
+    RowRefused."""
     found = mapper.target_keys(key)
     if found is None and row is not None:
         found = [(made.table, key_of(made.row)) for made in mapper.map(row)]
@@ -100,21 +76,15 @@ def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, 
 
 
 class Keys:
-    """Tells new keys."""
+    """Serves new keys (`GET /_rekey/keys?table=…&pk=…&rk=…`), computed as in the copy: from the old key, or
+    from the row with that key. The mapping is not opened; that is for `rekey lookup`, which records it."""
 
     def __init__(self, token: bytes | None, mappers: Mapping[str, Mapper], read: Read) -> None:
-        """Take the parts.
-
-        Args:
-            token: what a request has to show; None: keys are told to nobody.
-            mappers: of the migrations, by the names of their sources.
-            read: reads a row of a source with the proxy's own rights.
-        """
+        """Create it. Without a token nobody gets keys; over http only this machine does."""
         self._token, self._read = token, read
         self._mappers = {name.lower(): (name, mapper) for name, mapper in mappers.items()}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer a request."""
         if self._token is None:
             return said(HTTPStatus.FORBIDDEN, "keys are told where [proxy.access.token] is configured")
         if not request.secure and not is_loopback(request.remote or ""):
@@ -143,14 +113,13 @@ class Keys:
 
 
 class Health:
-    """Whether the proxy takes requests."""
+    """Whether the proxy accepts requests. Neither health depends on the account."""
 
     def __init__(self, meter: Meter, keys: Keys) -> None:
         self._meter, self._keys = meter, keys
 
     @property
     def ready(self) -> bool:
-        """Whether the proxy is to be sent requests."""
         return not self._meter.is_ending
 
     @ready.setter
@@ -158,7 +127,6 @@ class Health:
         self._meter.is_ending = not is_ready
 
     def paths(self) -> Paths:
-        """Return what answers at the admin address."""
         return Paths(
             {
                 "/health/liveness": alive,

@@ -1,12 +1,4 @@
-"""TLS of the proxy: its certificate, which is read again when it changes.
-
-Rules kept here:
-
-* Where others reach the address, there is TLS, or nothing is listened to.
-* Certificate and key change together, or not at all: both are read into a new context, which new connections
-  are given once it is whole. Until then, and when it cannot be used, they are given the former one.
-* Files are looked at when a connection is made, at most every ten seconds.
-"""
+"""TLS of the proxy: its certificate, which is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -19,19 +11,20 @@ from rekey.errors import ConfigurationError
 from rekey.serve.server import Access, Address
 
 _LOG = logging.getLogger("rekey.proxy")
-# Seconds between two looks at the files.
+# Seconds between checks of the files, on new connections.
 LOOK_S = 10.0
 
 
 class Certificate:
-    """Gives each connection the certificate of its time."""
+    """Gives each connection the current certificate. Certificate and key change together: new connections get
+    a new context once both files have been read, and the former one until then."""
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
         """Read the files. Raises ConfigurationError when they cannot be used."""
         self._access = Access(certificate=certificate, key=key)
         self._files = [file for file in (certificate, key) if file is not None]
         self._seen, self._looked = self._stamps(), time.monotonic()
-        # What the server listens with.
+        # For the server to listen with.
         self.context = self._current = self._read()
         self.context.sni_callback = self._choose
 
@@ -41,7 +34,6 @@ class Certificate:
         return context
 
     def _stamps(self) -> list[tuple[int, int] | None]:
-        """Return what changes with the files; None for one that is gone."""
         found: list[tuple[int, int] | None] = []
         for file in self._files:
             try:
@@ -52,7 +44,7 @@ class Certificate:
         return found
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
-        """Give a new connection the current context. OpenSSL asks with and without a server name."""
+        """Give a new connection the current context. OpenSSL calls it with and without a server name."""
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked, stamps = time.monotonic(), self._stamps()
             if stamps != self._seen:
@@ -65,11 +57,8 @@ class Certificate:
 
 
 def certificate_for(address: Address, certificate: Path | None, key: Path | None) -> Certificate | None:
-    """Return the certificate to listen with; None: http.
-
-    Raises:
-        ConfigurationError: the files cannot be used, or there are none and others reach the address.
-    """
+    """Return the certificate to listen with; None: http. Raises ConfigurationError when the files cannot be
+    used, or when there are none and others can reach the address."""
     if certificate is not None:
         return Certificate(certificate, key)
     if not address.is_loopback:
