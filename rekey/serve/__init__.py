@@ -1,1 +1,1 @@
-"""The progress of migrations over HTTP: a live page, JSON, events, metrics, health. Reads only."""
+"""The progress of migrations over HTTP: a live page, JSON, events, metrics, health. Read only."""

@@ -1,12 +1,6 @@
-"""The progress document as metrics, for Prometheus.
-
-Rules kept here:
-
-* Names by its conventions (https://prometheus.io/docs/practices/naming/): base units, `_total` for what only
-  rises. A label is a migration, a phase, or one of a fixed set of words: no key, no safe id, no client.
-* What is not known is left out: an absent series, never a zero.
-* `prometheus_client` (extra `metrics`) makes the text; it is imported when it is first asked for.
-"""
+"""The progress document as metrics for Prometheus (https://prometheus.io/docs/practices/naming/). Labels are
+a migration, a phase or fixed words: no key, safe id or client. An unknown value is an absent series, never a
+zero."""
 
 from __future__ import annotations
 
@@ -21,18 +15,14 @@ from rekey.serve.watch import Watch
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# The sums of the clients' counters that are told.
+# The clients' counters that are exported as sums.
 COUNTED = ("writes", "replica_failures", "matched", "mismatched", "ignored")
 HELD_BACK = ("pause", "account", "partition", "refusals", "lease", "wait")
 STANDINGS = ("live", "silent", "over")
 
 
 def exposed(families: Callable[[], Iterator[Metric]], accept: str) -> tuple[bytes, str]:
-    """Return metrics as text, and their content type.
-
-    Args:
-        families: makes the metrics.
-        accept: the request's Accept header.
+    """Return metrics as text, and their content type. `accept`: the request's Accept header.
 
     Raises:
         ConfigurationError: the extra `metrics` is not installed.
@@ -56,7 +46,7 @@ def exposed(families: Callable[[], Iterator[Metric]], accept: str) -> tuple[byte
 
 
 def families(watch: Watch) -> Iterator[Metric]:
-    """Return the metrics of what was seen last."""
+    """Yield the metrics of the latest document."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     failures = CounterMetricFamily("rekey_looks_failed", "Looks at the migrations that failed.")
@@ -86,7 +76,7 @@ def families(watch: Watch) -> Iterator[Metric]:
 
 
 def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[str, str], float | None]]:
-    """Return name without prefix, help, further labels and value of a migration's gauges."""
+    """Yield name without prefix, help, further labels and value of a migration's gauges."""
     phase, work = one["phase"], one["work"] or {}
     labels = {"phase": phase["name"] or "none", "state": phase["state"]}
     yield "phase", "1 for the phase that the migration is in, and its state.", labels, 1

@@ -1,16 +1,4 @@
-"""The server: what may be asked, by whom, and how it is answered.
-
-Rules kept here:
-
-* Nothing is changed through it: it knows GET and HEAD only, and holds nothing that writes.
-* On the loopback addresses alone it is open; anywhere else it needs a token and TLS. Without a token only
-  requests that name a loopback address as their host are answered: a page on the web whose name was pointed
-  to this machine could read along otherwise (DNS rebinding).
-* The token goes as `Authorization: Bearer`, or as the password of basic authentication, which browsers ask
-  for; it is compared in constant time. `/health/` needs none, and tells nothing but whether it works.
-* The page loads nothing from elsewhere, and a content security policy forbids it. All values get to the page
-  as JSON and are shown as text.
-"""
+"""The progress server: its endpoints, and who may use them. It knows only GET and HEAD and cannot write."""
 
 from __future__ import annotations
 
@@ -41,6 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 HEADERS = {
+    # The page loads nothing from elsewhere; all values reach it as JSON and are shown as text.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src data:; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -51,9 +40,9 @@ _PAGE = Path(__file__).with_name("page")
 _FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _OPEN = "/health/"
-# Most streams at a time.
+# Maximum number of streams.
 MAX_WATCHERS = 64
-# It is ready as long as what it tells is not older.
+# Seconds after which the document is too old to be ready.
 FRESH_S = 30.0
 _ENDING_S = 1.0
 
@@ -61,14 +50,13 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Paths:
-    """Answers GET and HEAD by the path of a request. A look-up: aiohttp's router tries every prefix of a path
-    before any credential is judged, which is quadratic in its length."""
+    """Answers GET and HEAD by the path of a request. A dict: aiohttp's router tries every prefix of a path,
+    which is quadratic in its length, before any credential is judged."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request."""
         handler = self._handlers.get(request.path)
         if handler is None:
             return said(HTTPStatus.NOT_FOUND, "nothing is at this path")
@@ -79,19 +67,14 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens.
-
-    Attributes:
-        host: a name or an address.
-        port: 0 for any free one.
-    """
+    """Where the server listens. Port 0 is any free one."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Return the address `HOST:PORT`, `[HOST]:PORT` or `PORT`. Raises ConfigurationError."""
+        """Parse `HOST:PORT`, `[HOST]:PORT` or `PORT`. Raises ConfigurationError."""
         host, colon, port = text.rpartition(":")
         host = host.strip("[]") if colon else "127.0.0.1"
         if not port.isdigit() or int(port) > 0xFFFF or not host:
@@ -101,12 +84,12 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine itself, by its name or address alone."""
+    """Tell whether a host is this machine, by its name or address alone."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -115,26 +98,24 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask.
+    """Who may use the server."""
 
-    Attributes:
-        token: what a request has to show; None: nothing.
-        certificate, key: PEM files for TLS; None: http.
-    """
-
+    # What a request must present, as `Authorization: Bearer` or as the password of basic authentication,
+    # which browsers ask for; None: nothing.
     token: bytes | None = field(default=None, repr=False)
+    # PEM files for TLS; None: http.
     certificate: Path | None = None
     key: Path | None = None
 
     def check(self, address: Address) -> None:
-        """Raise ConfigurationError for an address that others reach, where token or TLS is missing."""
+        """Raise ConfigurationError for an address that others can reach, without token or TLS."""
         if not address.is_loopback and (self.token is None or self.certificate is None):
             what = f"{address.host} can be reached by others, and a token or a certificate is missing"
             hint = "configure both in [serve] of rekey.toml, or listen on 127.0.0.1"
             raise ConfigurationError(what, hint=hint)
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the context for TLS. Raises ConfigurationError when a file cannot be used."""
+        """Return the TLS context. Raises ConfigurationError when a file cannot be used."""
         if self.certificate is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -147,15 +128,18 @@ class Access:
         return context
 
     def allows(self, request: web.BaseRequest) -> bool:
-        """Tell whether a request shows the token; without one, whether it names this machine as its host."""
+        """Tell whether a request presents the token."""
         if self.token is None:
+            # Without a token, only requests to a loopback host name: else a web page whose name was pointed
+            # to this machine (DNS rebinding) could read along.
             host = request.host.rpartition(":")[0] if ":" in request.host.rpartition("]")[2] else request.host
             return is_loopback(host)
+        # In constant time.
         return hmac.compare_digest(_shown(request.headers.get("Authorization", "")), self.token)
 
 
 def _shown(header: str) -> bytes:
-    """Return the token that a header shows, b"" for none."""
+    """Return the token in a header, b"" without one."""
     scheme, _, given = header.partition(" ")
     if scheme.lower() == "bearer":
         return given.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes headers
@@ -171,12 +155,11 @@ class Server:
     """Answers requests from what a watch has seen."""
 
     def __init__(self, watch: Watch, access: Access) -> None:
-        """Create it. `access`: who may ask."""
         self.watch, self.access = watch, access
         self._watchers = 0
 
     def paths(self) -> Paths:
-        """Return what answers."""
+        """Return the handlers. `/health/` needs no token and says only whether it works."""
         handlers = {
             "/progress": self._progress,
             "/progress/history": self._history,
@@ -215,7 +198,7 @@ class Server:
                 event, told = (b"problem", problem) if failed else (b"progress", document)
                 await answer.write(b"event: %b\ndata: %b\n\n" % (event, orjson.dumps(told)))
         except ConnectionError:
-            pass  # it has gone
+            pass  # the client is gone
         finally:
             self._watchers -= 1
         return answer
@@ -236,10 +219,10 @@ class Server:
 
 @asynccontextmanager
 async def serving(address: Address, watch: Watch, access: Access) -> AsyncIterator[str]:
-    """Look and serve while the context lasts; yield the address as a URL.
+    """Watch and serve within the context; yield the address as a URL.
 
     Raises:
-        ConfigurationError: others reach the address without token and TLS, or it cannot be listened on.
+        ConfigurationError: others can reach the address without token and TLS, or it cannot be listened on.
     """
     access.check(address)
     tls = access.tls()
@@ -263,7 +246,7 @@ async def listen(
 
     Args:
         runner: of `Sockets`, set up.
-        address: port 0: any that is free.
+        address: port 0: any free one.
         tls: None: http.
         shared: whether several processes listen on the address.
 
@@ -281,7 +264,7 @@ async def listen(
 
 
 def told_metrics(families: Callable[[], Iterator[Metric]], request: web.BaseRequest) -> web.Response:
-    """Return the answer to a scrape."""
+    """Return the response to a scrape."""
     try:
         body, content_type = exposed(families, request.headers.get("Accept", ""))
     except ConfigurationError as error:
@@ -290,16 +273,16 @@ def told_metrics(families: Callable[[], Iterator[Metric]], request: web.BaseRequ
 
 
 async def alive(_request: web.BaseRequest) -> web.Response:
-    """Answer that the process lives."""
+    """Answer that the process is alive."""
     return said(HTTPStatus.OK, "alive")
 
 
 def in_json(value: object) -> web.Response:
-    """Return an answer in JSON."""
+    """Return a JSON response."""
     return web.Response(body=orjson.dumps(value), headers={**HEADERS, "Content-Type": "application/json"})
 
 
 def said(status: HTTPStatus, text: str, challenge: str = "") -> web.Response:
-    """Return an answer in a sentence. `challenge`: how a request that showed no token can show one."""
+    """Return a one-sentence response. `challenge`: how to authenticate."""
     headers = HEADERS | ({"WWW-Authenticate": challenge} if challenge else {})
     return web.Response(status=status, text=f"{text}\n", headers=headers)

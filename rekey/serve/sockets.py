@@ -1,8 +1,6 @@
-"""Sockets of a server: how many connections there may be, and for how long one may take to do anything.
-
-A connection counts from the moment it is accepted, before a TLS handshake; one too many is closed at once. It
-is aborted when it does not finish its handshake, send a request, or read its response in time.
-"""
+"""A server's connections, limited in number and time. A connection counts from the moment it is accepted,
+before a TLS handshake; excess ones are closed at once. It is aborted when it does not finish its handshake,
+send a request, or read its response in time."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-# For how long a TLS handshake may take.
+# Timeout of a TLS handshake.
 HANDSHAKE_S = 10.0
-# For how long handshakes may go on after listening has ended.
+# Timeout of handshakes after listening has ended.
 _LAST_S = 1.0
-# Until connections are accepted again after no file descriptor was free for one.
+# Seconds until connections are accepted again after file descriptors ran out.
 _RETRY_S = 1.0
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -31,23 +29,20 @@ _FULL = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What connections may take.
+    """Limits of connections."""
 
-    Attributes:
-        connections: at most this many at a time, in TLS handshakes as well.
-        idle_s: how long one may take to begin a request, to end, or to take any of an answer.
-        request_s: how long one may take to take a whole answer.
-        line: the longest request line, and the longest header.
-    """
-
+    # Maximum number, including those in TLS handshakes.
     connections: int = 256
+    # Timeout for starting a request, for closing, and for reading any of a response.
     idle_s: float = 75.0
+    # Timeout for reading a whole response.
     request_s: float = 60.0
+    # Longest request line and longest header, in bytes.
     line: int = 8190
 
 
 class Counts:
-    """How many connections there are, from accepting on, and how many were turned away."""
+    """Number of connections, from accepting on, and of refused ones."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -73,7 +68,6 @@ class Connection(RequestHandler):
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Serve it."""
         self.is_made = True
         if isinstance(transport, asyncio.WriteTransport):
             self._open = transport
@@ -81,26 +75,22 @@ class Connection(RequestHandler):
         self._abort_later("unused")
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Decrement the connection count."""
         self._sockets.counts.connections -= 1
         self._open = None
-        for timer in self._timers.values():  # each would keep the connection in memory
+        for timer in self._timers.values():  # each timer keeps the connection in memory
             timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
         super().data_received(data)
         if self._request_count:
             self._timers["unused"].cancel()
 
     def pause_writing(self) -> None:
-        """Abort a connection whose write buffer stays full."""
         super().pause_writing()
         self._abort_later("full")
 
     def resume_writing(self) -> None:
-        """Go on writing."""
         super().resume_writing()
         self._timers["full"].cancel()
 
@@ -111,7 +101,7 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to what was no request: aiohttp would log bytes of it, a credential among them,
+        """Return the response to what was no request. aiohttp would log bytes of it, possibly a credential,
         and a dozen lines for whoever sends anything."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return super().handle_error(request, status, exc, message)
@@ -122,18 +112,16 @@ class Connection(RequestHandler):
         return made
 
     async def start(self) -> None:
-        """Answer requests."""
         try:
             await super().start()
         finally:
             if self._open is not None:
-                # Closing waits until everything is sent, without end where the peer takes nothing.
+                # Closing waits until everything is sent: forever, if the peer reads nothing.
                 self._abort_later("ending")
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write an answer."""
         try:
             async with asyncio.timeout(self._sockets.bounds.request_s):
                 return await super().finish_response(request, resp, start_time)
@@ -158,18 +146,16 @@ class Sockets(web.Server):
         self.bounds, self.counts = bounds, counts
 
     def __call__(self) -> Connection:
-        """Return what serves a new connection."""
         return Connection(self)
 
 
 class Site(web.BaseSite):
-    """An address that a runner of `Sockets` listens on. A connection counts from the moment it is accepted:
-    asyncio's servers call nobody before the TLS handshake is over, and `web.TCPSite` has no time for that."""
+    """An address that a runner of `Sockets` listens on. asyncio's servers report a connection only after its
+    TLS handshake, and `web.TCPSite` has no handshake timeout, so this accepts connections itself."""
 
     def __init__(
         self, runner: web.ServerRunner, host: str, port: int, tls: ssl.SSLContext | None, *, shared: bool
     ) -> None:
-        """Take the address; `shared`: whether several processes listen on it."""
         super().__init__(runner, ssl_context=tls, backlog=1024)
         self._host, self.port, self._tls, self._shared = host, port, tls, shared
         self._listening: list[socket.socket] = []
@@ -179,7 +165,6 @@ class Site(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """The address."""
         return f"{self._host}:{self.port}"
 
     async def start(self) -> None:
@@ -207,7 +192,7 @@ class Site(web.BaseSite):
         self.port = self._listening[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Listen no more; connections that were waiting to be accepted are served."""
+        """Stop listening; connections that wait to be accepted are served."""
         for listening in self._listening:
             asyncio.get_running_loop().remove_reader(listening)
             self._accept(listening)
@@ -230,7 +215,7 @@ class Site(web.BaseSite):
                 peer, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # no file descriptor is free
+            except OSError:  # out of file descriptors
                 loop.remove_reader(listening)
                 loop.call_later(_RETRY_S, self._accept_on, listening)
                 return
@@ -256,7 +241,7 @@ class Site(web.BaseSite):
                 ssl_handshake_timeout=HANDSHAKE_S if secured else None,
             )
         except OSError:
-            pass  # no handshake, or the peer has gone
+            pass  # no handshake, or the peer is gone
         finally:
             if not connection.is_made:
                 self._sockets.counts.connections -= 1

@@ -1,12 +1,5 @@
-"""Looking at migrations again and again while they are watched: the newest progress document, what it was in
-the last hour, and what has changed.
-
-Rules kept here:
-
-* However many watch, one look is made at a time, every `EVERY_S`: watching costs the accounts the same.
-* A look that fails takes nothing back: the last document stays, with its time, and the failure is told.
-* What is kept is bounded: an hour of samples and the last `MAX_EVENTS` changes.
-"""
+"""Polls migrations while they are watched: the newest progress document, the last hour, and the changes.
+There is one poll at a time, however many watch, so that watching costs the accounts the same."""
 
 from __future__ import annotations
 
@@ -31,7 +24,7 @@ MAX_EVENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One point of a migration's last hour: rows a second, and lag in seconds; None where not known."""
+    """A point of a migration's last hour: rows per second, and lag in seconds; None if unknown."""
 
     at: str
     rows_per_second: float | None
@@ -40,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change that was seen: when, in which migration, and what, in words."""
+    """A change: when, in which migration, and what, in words."""
 
     at: str
     script_id: str
@@ -49,24 +42,18 @@ class Event:
 
 @dataclass(eq=False, repr=False)
 class Watch:
-    """The newest document and what came before it.
-
-    Attributes:
-        look: makes a document.
-        clock: tells the time and waits between looks.
-        document: the newest one, None before the first look has succeeded.
-        problem: why the last look failed, "" when it did not.
-        failures: number of looks that failed.
-        samples: the last hour, by migration.
-        events: the last changes.
-    """
+    """The newest document and its history, limited to an hour of samples and `MAX_EVENTS` changes."""
 
     look: Look
+    # Tells the time and waits between polls.
     clock: Clock
     _: KW_ONLY
+    # The newest one, None before the first. A failed poll keeps it, with its time.
     document: Document | None = None
+    # Why the last poll failed, "" if it did not.
     problem: str = ""
     failures: int = 0
+    # The last hour, by migration.
     samples: dict[str, deque[Sample]] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     _seen_at: float | None = None
@@ -77,17 +64,17 @@ class Watch:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the document was made, None where there is none."""
+        """The age of the document in seconds, None without one."""
         return None if self._seen_at is None else self.clock.rising() - self._seen_at
 
     async def run(self) -> None:
-        """Look until it is cancelled."""
+        """Poll until cancelled."""
         while True:
             await self.look_once()
             await self.clock.sleep(EVERY_S)
 
     async def look_once(self) -> None:
-        """Look once, and wake those that watch."""
+        """Poll once, and wake the watchers."""
         try:
             found = await self.look()
         except RekeyError as error:
@@ -107,7 +94,7 @@ class Watch:
             self._looked.notify_all()
 
     async def updates(self) -> AsyncIterator[tuple[Document | None, str]]:
-        """Iterate over the document and the problem after each look, beginning with those of now."""
+        """Yield document and problem, now and after each poll."""
         while not self._closed:
             yield self.document, self.problem
             async with self._looked:
@@ -115,7 +102,7 @@ class Watch:
                     await self._looked.wait()
 
     def history(self) -> dict[str, Any]:
-        """Return samples and events as JSON."""
+        """Return samples and events as JSON-able data."""
         return {
             "sample_every_s": SAMPLE_EVERY_S,
             "samples": {script: [asdict(one) for one in some] for script, some in self.samples.items()},
@@ -134,7 +121,7 @@ class Watch:
 
 
 def changes(before: Document | None, now: Document) -> Iterator[Event]:
-    """Return what has changed from one document to the next, as an operator would note it."""
+    """Yield the changes from one document to the next, in words."""
     known = {} if before is None else {one["script_id"]: one for one in before["migrations"]}
     for one in now["migrations"]:
         old = known.get(one["script_id"])
