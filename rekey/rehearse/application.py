@@ -1,18 +1,6 @@
-"""The application of a rehearsal: a small writer that keeps inserting, updating and deleting rows.
-
-Rules kept here:
-
-* It writes one row at a time and knows nothing of the runner. In capture "delta" it writes through the Azure
-  SDK, before cutover to the source and after it to the targets under their new keys. In capture "dual-write"
-  (`LiveApplication`) it writes through rekey's clients: through that of the old view alone before cutover,
-  through those of both views from then on.
-* A write that a freeze delays is waited for; the longest time of one write is reported, never a condition.
-* It keeps a record (`must_hold`) of the digests of all rows that the source must hold; the witness compares
-  the source with that record alone.
-* It writes only rows that the mapping accepts and that do not collide: other rows are what `rekey plan`
-  reports, not what a rehearsal is about.
-* The same seed gives the same choices; what is written during a command depends on the runner's progress.
-"""
+"""The application of a rehearsal: a small writer that keeps inserting, updating and deleting rows that the
+mapping accepts. It knows nothing of the runner, and records what the source must hold; the witness compares
+with that record."""
 
 from __future__ import annotations
 
@@ -44,15 +32,15 @@ from rekey.model import (
 )
 from rekey.rehearse.witness import Place, Witness, digest_of
 
-# The property that a row gets when it has none that can be changed.
+# The property to add to a row that has none that can be changed.
 ADDED = "RehearsalNote"
 _TEXT_LIMIT = 500
 _SOME_TIME = "2024-01-01T00:00:00.0000000Z"
 
 
 def places_of(mapper: Mapper, row: Row) -> list[Place]:
-    """Return the places of a source row's target rows; none when the mapping refuses the row."""
-    # Only the service sets Timestamp: a row that was not read from it has none, and mapping may need one.
+    """Return the places of a source row's target rows; none if the mapping refuses the row."""
+    # Only the service sets Timestamp, and the mapping may need one.
     try:
         return [(table, key_of(made)) for table, made in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
     except RowRefused:
@@ -60,22 +48,23 @@ def places_of(mapper: Mapper, row: Row) -> list[Place]:
 
 
 class Application:
-    """Writer of rows that records what the source must hold."""
+    """Writes rows in capture "delta", through the Azure SDK: to the source before cutover, to the targets
+    under their new keys after it. Choices depend on the seed; what is written during a command, on the
+    runner's progress."""
 
     def __init__(self, witness: Witness, seed: int) -> None:
-        """Create it; `loaded` and `kept_back` give it the rows. `seed`: for its random choices."""
         self._witness = witness
         self._mapper = witness.mapper
         self.source_name = witness.source_name
         self._source = witness.client(witness.source_name)
         self._targets = [witness.client(name) for name in self._mapper.tables]
-        # Rows that are not in the source, to be inserted later.
+        # Rows to be inserted later.
         self.kept_back: list[Row] = []
-        self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
+        self._lot = random.Random(f"application/{seed}")  # noqa: S311 - repeatable choices
         self._owners: dict[Place, EntityKey] = {}
-        # The digest of every row that the source must hold, by key.
+        # The digest of each row that the source must hold.
         self.must_hold: dict[EntityKey, bytes] = {}
-        # Keys of rows that are unchanged since they were loaded.
+        # Keys of rows not changed since they were loaded.
         self.untouched: dict[EntityKey, None] = {}
         # Target rows of source rows that were deleted before cutover.
         self.deleted: set[Place] = set()
@@ -83,12 +72,11 @@ class Application:
         self.done: Counter[str] = Counter()
 
     def loaded(self, row: Row) -> None:
-        """Record a row that was loaded into the source; called once for each key."""
+        """Record a row that was loaded into the source; called once per key."""
         self._enter(row)
         self.untouched[key_of(row)] = None
 
     def begin_counting(self) -> None:
-        """Set the counts in `done` to zero."""
         self.done = Counter()
 
     def told(self) -> str:
@@ -102,15 +90,9 @@ class Application:
         delete: Callable[[Row], None],
         replace: Callable[[Row, Row], bool],
     ) -> None:
-        """Make one write, chosen at random: an update is twice as likely as an insert or a delete.
-
-        Args:
-            keys: keys of the rows that can be written.
-            insert: inserts a row; returns the row that the source must hold for it, None when it was not
-                inserted. None instead of a function: no row is inserted.
-            delete: deletes a row.
-            replace: replaces a row by its changed form; tells whether it did.
-        """
+        """Make a random write to a row of `keys`; an update is twice as likely as an insert or a delete.
+        `insert` returns the row that the source must hold, None if it did not insert; `replace` tells whether
+        it replaced."""
         what = self._lot.randrange(4)
         if what == 0 and self.kept_back and insert is not None:
             row = self.kept_back.pop()
@@ -147,11 +129,11 @@ class Application:
 
     @property
     def _writable(self) -> Collection[EntityKey]:
-        """Keys of rows that can be written after cutover: those whose source row agrees with the target."""
+        """Keys of rows that can be written after cutover: those whose source row matches the target."""
         return self.untouched
 
     def write_target(self) -> None:
-        """Make one write to the targets under the new keys, index rows included."""
+        """Make one write to the targets under the new keys, including index rows."""
         insert = None if self._mapper.needs_timestamp else self._insert_in_target
 
         def delete(row: Row) -> None:
@@ -162,7 +144,7 @@ class Application:
     def _insert_in_target(self, row: Row) -> Row | None:
         made = self._mapper.map(row)
         try:
-            # Only what the target row says of its source row can be written back.
+            # Rollback can only restore what the target row says of its source row.
             back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
             if self._mapper.map(back) != made:
                 return None
@@ -189,7 +171,7 @@ class Application:
         return True
 
     def _comes_back(self, row: Row, changed: Row, before: Row, after: Row) -> bool:
-        """Tell whether a change alters the main target row, and reversing that row gives the change again."""
+        """Tell whether a change alters the main target row, and reversing that row gives it again."""
         if (key_of(before), digest_of(before)) == (key_of(after), digest_of(after)):
             return False
         try:
@@ -227,7 +209,6 @@ class Application:
                 return
 
     def _release(self, row: Row) -> None:
-        """Remove the places of a row from `_owners`, where it is their owner."""
         for place in places_of(self._mapper, row):
             if self._owners.get(place) == key_of(row):
                 del self._owners[place]
@@ -236,20 +217,15 @@ class Application:
         return self._witness.get(self.source_name, self._lot.choice(list(keys)))
 
     def _taken(self, row: Row, owner: EntityKey | None = None) -> bool:
-        """Tell whether a row cannot be written: refused by the mapping, or its key or a target key is in use.
-
-        `owner` is the key of the row that it replaces, None for a new row.
-        """
+        """Tell whether a row cannot be written: the mapping refuses it, or its key or a target key is in use
+        by a row other than `owner`, the one it replaces."""
         places = places_of(self._mapper, row)
         if not places or (owner is None and key_of(row) in self.must_hold):
             return True
         return any(self._owners.get(place, owner) != owner for place in places)
 
     def _changes(self, row: Row) -> Iterator[Row]:
-        """Yield forms of a row that differ in one property.
-
-        Half of the time those come first that change a property its keys are made of; then the others.
-        """
+        """Yield forms of a row that differ in one property, half of the time with key inputs first."""
         inputs = self._mapper.migration.key_inputs - {PARTITION_KEY, ROW_KEY, TIMESTAMP, WHOLE_ROW}
         content = content_of(row)
         if inputs and self._lot.random() < 0.5:
@@ -265,27 +241,26 @@ class Application:
 
 
 class LiveApplication(Application):
-    """Application in capture "dual-write": writes in both views through rekey's clients, and never stops."""
+    """The application in capture "dual-write": it writes through rekey's clients, in the old view before
+    cutover and in both views afterwards, and never stops. A write that a freeze delays is waited for."""
 
     def __init__(
         self, witness: Witness, seed: int, old: DualWriteTableClient, new: DualWriteTableClient
     ) -> None:
-        """Create it with the clients of the old view and the new view; the rest as for `Application`."""
         super().__init__(witness, seed)
         self.old = self._source = old
         self._target = new
-        # The longest time of one write since `begin_counting`.
+        # Longest duration of a write since `begin_counting`; reported, never a condition.
         self.longest_seconds = 0.0
 
     def begin_counting(self) -> None:
-        """Set the counts in `done` and `longest_seconds` to zero."""
         super().begin_counting()
         self.longest_seconds = 0.0
 
     def write_source(self) -> None:
         """Make one write in the old view."""
         self._timed(super().write_source)
-        # The targets followed before the write was acknowledged: no row of a deleted one lingers there.
+        # The targets were updated before the write was acknowledged, also for deletes.
         self.deleted.clear()
 
     def write_both(self) -> None:
@@ -296,7 +271,7 @@ class LiveApplication(Application):
             self.write_target()
 
     def write_target(self) -> None:
-        """Make one write in the new view; the client makes index rows and the source follow."""
+        """Make one write in the new view; the client updates index rows and the source."""
         self._timed(super().write_target)
 
     def _timed(self, write: Callable[[], None]) -> None:
@@ -311,11 +286,10 @@ class LiveApplication(Application):
 
     @property
     def _writable(self) -> Collection[EntityKey]:
-        # The replicas follow every write at once: every row can be written at any time, in either view.
+        # Replicas follow at once, so any row can be written in either view.
         return self.must_hold
 
     def _replace_in_place(self, row: Row, changed: Row) -> bool:
-        """Write a change in the old view unless it changes the main target key; tell whether it did."""
         before, after = places_of(self._mapper, row), places_of(self._mapper, changed)
         return after[:1] == before[:1] and self._replace_in_source(row, changed)
 
@@ -327,7 +301,7 @@ class LiveApplication(Application):
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
         before, after = self._mapper.map(row)[0].row, self._mapper.map(changed)[0].row
-        # The new view cannot express that a row gets another new key: the client would refuse it.
+        # The client refuses a change of the new key in the new view.
         if key_of(before) != key_of(after) or not self._comes_back(row, changed, before, after):
             return False
         self._target.update_entity(to_entity(after), mode=UpdateMode.REPLACE)
@@ -350,7 +324,7 @@ def _is_true(value: Any) -> bool:
     return canonical_text(BOOLEAN, value) == "true"
 
 
-# For each EDM type, a function that makes a slightly different value; other types are not changed.
+# Makes a slightly different value of an EDM type; other types are not changed.
 _CHANGES: dict[str, Callable[[Any], Any]] = {
     STRING: lambda value: value + "~" if len(value) < _TEXT_LIMIT else value[:-1],
     INT32: lambda value: int(value) ^ 1,
@@ -362,7 +336,7 @@ _FOR_THE_SDK: dict[str, Callable[[Any], Any]] = {BINARY: base64.b64decode, BOOLE
 
 
 def to_entity(row: Row) -> dict[str, Any]:
-    """Return a wire row as an entity of the SDK, every value with its type, so that none is converted."""
+    """Return a wire row as an entity of the SDK, with explicit types so that no value is converted."""
     entity: dict[str, Any] = {PARTITION_KEY: row[PARTITION_KEY], ROW_KEY: row[ROW_KEY]}
     for name in property_names(row):
         edm, value = edm_type(row, name), row[name]

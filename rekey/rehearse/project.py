@@ -1,14 +1,5 @@
-"""The project folder of one rehearsal, and the installed command run in it.
-
-Rules kept here:
-
-* Commands are run as an operator runs them: as processes (`python -m rekey …`) in a folder with a
-  `rekey.toml`. So a kill ends a real process, and proofs are about the command itself.
-* Nothing of the operator's configuration is used: endpoints, keys and secrets are the rehearsal's own. Keys
-  and secrets are in the environment of the commands only, never in a file, except the key that signs the
-  rehearsal's evidence: it is made for the rehearsal and protects nothing else.
-* The migration scripts on which the rehearsed one depends are copied, too, and the modules they import.
-"""
+"""The project folder of a rehearsal, and the installed command run in it as an operator runs it: as a
+process, so that a kill ends a real one. Endpoints, keys and secrets are the rehearsal's own."""
 
 from __future__ import annotations
 
@@ -34,7 +25,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
 
-# The shortest retention that a configuration can state.
+# The shortest configurable retention.
 RETENTION_SECONDS = 1
 EVIDENCE_KEY = "evidence.pem"
 _WRAPPING_KEY = "REHEARSAL_WRAPPING_KEY"
@@ -44,27 +35,21 @@ _ON_LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One command that has ended.
+    """A command that has ended."""
 
-    Attributes:
-        words: the command without the program, e.g. `("plan", "0001_users", "--exact")`.
-        code: its exit code; negative when a signal ended it.
-        output: what it printed, standard output and standard error in the order in which they were written.
-        seconds: how long it took.
-    """
-
+    # The command without the program, e.g. `("plan", "0001_users", "--exact")`.
     words: tuple[str, ...]
+    # Its exit code; negative when a signal ended it.
     code: int
+    # Its standard output and standard error, interleaved.
     output: str = field(repr=False)
     seconds: float
 
     @property
     def line(self) -> str:
-        """The command line as an operator types it."""
         return " ".join(("rekey", *self.words))
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object, without the output."""
         return {"command": self.line, "exit_code": self.code, "seconds": round(self.seconds, 3)}
 
 
@@ -79,16 +64,15 @@ class Running:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> Result:
-        """End it by SIGKILL, which no program can catch, and return its result."""
+        """End it by SIGKILL and return its result."""
         self._process.kill()
         return self.finish()
 
     def stop(self) -> Result:
-        """End it by SIGTERM, upon which it stops at its next checkpoint, and return its result."""
+        """End it by SIGTERM, at its next checkpoint, and return its result."""
         self._process.terminate()
         return self.finish()
 
@@ -108,19 +92,12 @@ class Running:
 
 
 class Project:
-    """The folder of one rehearsal: configuration, scripts, state file, and the output of the commands."""
+    """The folder of a rehearsal: configuration, scripts, state file, and the output of the commands."""
 
     def __init__(self, folder: Path, script: Path, program: Sequence[str] = ("rekey",)) -> None:
-        """Create it in a new, empty folder, and load the script with all scripts that it depends on.
-
-        Args:
-            folder: the folder.
-            script: the script.
-            program: the module that is run for each command, and the words before the command's own.
-
-        Raises:
-            DeclarationError: a script is wrong.
-        """
+        """Create it in a new, empty folder, and load the script with all scripts that it depends on. Raises
+        DeclarationError. `program` is the module to run for each command, with the words before the command's
+        own."""
         self.folder, self._program = folder, program
         self.state_path = folder / ".rekey" / "state.sqlite"
         self.scripts = _needed_scripts(script)
@@ -132,16 +109,15 @@ class Project:
 
     @property
     def declared(self) -> Declared:
-        """The migration that is rehearsed."""
+        """The rehearsed migration."""
         return self.scripts[-1]
 
     @cached_property
     def mapper(self) -> Mapper:
-        """The mapper of that migration."""
         return Mapper(self.declared.migration, self.secrets)
 
     def write_for(self, azurite: Azurite, **limits: int) -> None:
-        """Write the project for an Azurite, whose keys are in the environment of the commands alone."""
+        """Write the project for an Azurite, whose keys are only in the environment of the commands."""
         accounts = {
             "REHEARSAL_TABLES_KEY": azurite.tables,
             "REHEARSAL_TARGETS_KEY": azurite.targets,
@@ -153,7 +129,7 @@ class Project:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a script has a table in the account of targets."""
+        """Whether a script has a table in the target account."""
         return any(one.migration.is_elsewhere for one in self.scripts)
 
     def write(
@@ -165,8 +141,10 @@ class Project:
         window_rows: int,
         entities_per_second: int,
     ) -> None:
-        """Write configuration, evidence key and scripts. Raises ConfigurationError."""
+        """Write configuration, evidence key, and scripts with what they need. Raises ConfigurationError."""
         self.folder.chmod(0o700)
+        # The only key in a file, and it protects nothing but this rehearsal. Other keys and secrets are only
+        # in the environment of the commands.
         make_key(self.folder / EVIDENCE_KEY)
         (self.folder / "output").mkdir()
         secrets_of_scripts = "".join(
@@ -202,7 +180,7 @@ class Project:
             ) from error
 
     def _keep_needed(self, stem: str, copy: Path) -> None:
-        """Let a script that makes several migrations make those alone that are rehearsed."""
+        """Reduce a script that declares several migrations to the rehearsed ones."""
         if kept := [one.migration.source for one in self.scripts if one.path.stem == stem != one.script_id]:
             with copy.open("a", encoding="utf-8") as file:
                 file.write(f"\nmigrations = {{name: migrations[name] for name in {kept!r}}}\n")
@@ -225,12 +203,12 @@ class Project:
     def start(self, *words: str) -> Running:
         """Start `rekey` with these words; its output goes to a file of the folder."""
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
-        # A proxy that is configured on this machine cannot reach the Azurite on its loopback address. Of the
-        # two spellings urllib prefers the lower one.
+        # A proxy configured on this machine cannot reach the Azurite on its loopback address. urllib prefers
+        # the lowercase name.
         said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
         unproxied = ",".join(filter(None, (said, _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
-        # REKEY_CONFIG names another project, perhaps a real one.
+        # REKEY_CONFIG may name a real project.
         inherited = {name: value for name, value in os.environ.items() if name != "REKEY_CONFIG"}
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
@@ -245,18 +223,14 @@ class Project:
         return self._started[-1]
 
     def stop(self) -> None:
-        """Kill every command that has not ended."""
+        """Kill all running commands."""
         for running in self._started:
             if not running.ended:
                 running.kill()
 
     def segments(self, purpose: str, keys: KeyTexts | None = None) -> list[Segment]:
-        """Return the segments of the rehearsed migration as the state file has them now.
-
-        Args:
-            purpose: what they are for, e.g. `BACKFILL`.
-            keys: the form that keys have in the state file; None: segments without keys, for counts alone.
-        """
+        """Return the rehearsed migration's current segments for a purpose. `keys`: their form in the state
+        file; None: without keys, for counts alone."""
         if not self.state_path.exists():
             return []
         script_id = self.declared.script_id
@@ -274,8 +248,8 @@ def _section(account: Account) -> str:
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     """Return the script and all that it depends on, dependencies first."""
     wanted = load_script(script)
-    # Whether another script of the folder may fill the source table is decided from its text: if all were
-    # loaded, a script that is wrong would keep this one from being rehearsed.
+    # Decide from their text whether another script may fill the source table: loading all of them would let
+    # any broken script prevent this rehearsal.
     source = f'"{wanted.migration.source.lower()}"'
     others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.path.stem)
     known = [wanted]

@@ -1,12 +1,5 @@
-"""A rehearsal: the whole life of one migration, on an Azurite of its own, with a kill and a way back in it.
-
-Rules kept here:
-
-* Nothing else is touched: Azurite, folder, keys and secrets are the rehearsal's own. All are removed
-  afterwards in any case, except the folder when it is to be kept.
-* The installed command is rehearsed; what counts is what a witness reads from the tables.
-* A check that fails gives a report that did not pass; an error means that no rehearsal took place.
-"""
+"""A rehearsal: the whole life of a migration, with a kill and a rollback, on an Azurite of its own. A failed
+check gives a report that did not pass; an error means that no rehearsal took place."""
 
 from __future__ import annotations
 
@@ -34,10 +27,10 @@ from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, key_of_account, open_service
 
 DEFAULT_ROWS = 2000
-# The script of the demo; in a clone a link into `migrations/`, in an installed package a copy.
+# The demo's script; in a clone a link into `migrations/`, in a package a copy.
 DEMO = Path(__file__).parent / "demo" / "0001_users_opaque_ids.py"
 _WINDOWS = 20
-# About how long copying takes at the configured rate, so that a kill lands in its middle.
+# Approximate duration of the copy at the configured rate, so that the kill lands in its middle.
 _COPY_SECONDS = 3
 _MOST_ROWS_A_WINDOW = 4096
 _WRITES_SHARE = 20
@@ -55,21 +48,21 @@ def rehearse(
     keep: bool = False,
     narrate: Callable[[Out], Briefly] = Briefly,
 ) -> RehearsalReport:
-    """Take a migration through its whole life on an Azurite of its own.
+    """Take a migration through its whole life. Azurite, folder, keys and secrets are removed afterwards.
 
     Args:
         script: the migration script.
-        rows: how many rows to make up; ignored when there is `data`.
-        data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: they are made up.
-        seed: for made-up rows and the application's choices.
-        out: called with each line about the progress.
-        folder: where the rehearsal's own folder is made; None: among the machine's temporary files.
-        keep: leave that folder there.
+        rows: how many rows to generate; ignored with `data`.
+        data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: generated rows.
+        seed: for generated rows and the application's choices.
+        out: called with each line of progress.
+        folder: parent of the rehearsal's own folder; None: the system's for temporary files.
+        keep: do not remove that folder.
         narrate: makes the narrator of the progress from `out`.
 
     Raises:
         DeclarationError: the script is wrong.
-        ConfigurationError: too few rows, a bad data file, no rows can be made up, no Node.js.
+        ConfigurationError: too few rows, a bad data file, no rows can be generated, no Node.js.
         MachineFailed: Azurite does not start.
     """
     began, failure = time.monotonic(), ""
@@ -94,7 +87,7 @@ def rehearse(
             except NotAsItMustBe as problem:
                 failure = str(problem)
             except AzureError as error:
-                # its text may hold keys
+                # its text may contain keys
                 failure = f"the witness or the application could not use the tables ({type(error).__name__})"
             finally:
                 project.stop()
@@ -130,8 +123,8 @@ def _on_stage(
     wrapping = LocalWrappingKey(project.wrapping_key) if migration.is_sealed else None
     witness = Witness(tables, restricted, declared.script_id, project.mapper, wrapping, targets)
     writes = min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE))
-    # The kill waits for this many checkpointed rows: a fifth to a half of all.
-    share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
+    # The kill waits for a fifth to a half of all rows to be checkpointed.
+    share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a repeatable choice
     kill_after = max(1, round(stock.count * share))
     if migration.capture == "delta":
         return Life(project, witness, Application(witness, seed), tell, writes, kill_after)
@@ -174,7 +167,7 @@ def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
 
 
 def _keep_tables(witness: Witness, folder: Path) -> None:
-    """Write source and targets as JSON Lines, which `--data` reads: Azurite has them in memory only."""
+    """Write source and targets as JSON Lines, which `--data` reads; Azurite has them in memory only."""
     folder.mkdir()
     for name in (witness.source_name, *witness.mapper.migration.table_names):
         if witness.exists(name):

@@ -1,14 +1,5 @@
-"""The life of a migration, step by step, each followed by a check of the tables.
-
-Rules kept here:
-
-* Every step is a command in its own process; after it a witness reads both sides and compares row by row.
-* The kill is SIGKILL and lands while copying is under way: after the first checkpoint, before the last.
-* What is told at each step is in `steps.toml`.
-* The first check that fails ends the rehearsal; the failure holds the output of the command.
-* A step with a precondition in the declaration (the way back) is left out when that is not met; the report
-  says so.
-"""
+"""The life of a migration, command by command. After each one a witness reads both sides and compares row by
+row; the first failed check ends the rehearsal."""
 
 from __future__ import annotations
 
@@ -37,45 +28,35 @@ TEXTS = catalogue(Path(__file__).with_name("steps.toml"))
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
-# Writes of the application after cutover, before the rollback.
+# Writes after cutover, before the rollback.
 _TARGET_WRITES = 24
-# Writes of a live application before the first command.
+# Writes before the first command.
 _WRITES_BEFORE = 3
 _BUNDLE = "evidence"
 _NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
-# A shorter key may occur in a text by accident.
+# A shorter key may occur in a text by chance.
 _TELLING_CHARACTERS = 12
 
 
 def hand_over(script_id: str) -> list[str]:
-    """Return the words after `rekey` that hand the index tables of a completed migration over."""
+    """Return the words after `rekey` that hand over the index tables of a completed migration."""
     return next_step("hand-over", script=script_id).command.split()
 
 
 class NotAsItMustBe(Exception):
-    """A check of a rehearsal failed; the text says which, with the last lines that the command printed."""
+    """A check failed; the text says which, with the last lines of the command's output."""
 
 
 def _rows(segments: Iterable[Segment]) -> int:
-    """Return how many rows the checkpoints of segments count."""
     return sum(segment.rows for segment in segments)
 
 
 @dataclass
 class Life:
-    """The life of one migration, run command by command.
-
-    Attributes:
-        project, witness, application: the parts of the rehearsal.
-        tell: narrates the progress.
-        writes: how many writes at most the application makes during one command.
-        kill_after: how many checkpointed rows the kill waits for.
-        steps: the commands so far.
-        proofs: what was proved so far.
-        left_out: what was not rehearsed, and why.
-    """
+    """The life of one migration. `kill_after`: how many checkpointed rows the kill waits for; `writes`:
+    maximum writes of the application during one command."""
 
     project: Project
     witness: Witness
@@ -86,13 +67,13 @@ class Life:
     steps: list[Result] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    # The step whose text says why the whole source could go.
+    # The step that says why the source could be deleted.
     why_retired: ClassVar = "retire"
 
     def __post_init__(self) -> None:
         declared = self.project.declared
         self._script_id, self._migration = declared.script_id, declared.migration
-        # The migration, or its group, of which a rehearsal has no other member.
+        # The migration, or its group, which has no other member here.
         self._named = declared.named.split()
         self._to_complete = apply_to(declared.named, Phase.COMPLETE).split()
 
@@ -135,7 +116,7 @@ class Life:
         self._prove("plan", untouched, targets=self._named_targets())
 
     def _kill(self) -> list[Segment]:
-        """Kill the first `apply` in the middle of copying; return its segments as checkpointed then."""
+        """SIGKILL the first `apply` between its first and last checkpoint; return the segments then."""
         self._say("kill")
         running = self.project.start("apply", self._script_id)
         while not running.ended and _rows(self.project.segments(BACKFILL)) < self.kill_after:
@@ -179,11 +160,11 @@ class Life:
         self.application.begin_counting()
         self._run_live("verify", self._script_id, "--mode", "full", why="verify")
         self._prove("verify", True, told=self.application.told())
-        # The rows just written are not in the target yet; what is planted next must be the only difference.
+        # Copy the rows just written: what is planted next must be the only difference.
         self._catch_up()
 
     def _catch_up(self, why: str = "") -> None:
-        """Copy what the application changed: run `apply` again, which stops at the gate before cutover."""
+        """Copy what the application changed: run `apply` again, which stops at the cutover gate."""
         self._run("apply", self._script_id, why=why)
 
     def _plant_and_mend(self) -> None:
@@ -265,7 +246,7 @@ class Life:
         self._run("apply", *self._named, "--to", "cutover", "--writers-stopped")
 
     def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
-        """Prove that both sides hold what they must; until cutover target rows of deleted rows may linger."""
+        """Prove that both sides hold what they must; until cutover target rows of deleted rows may remain."""
         may_linger = frozenset(() if after_cutover else self.application.deleted)
         must_hold = self.application.must_hold
         finding = self.witness.compare(must_hold, may_linger=may_linger, after_cutover=after_cutover)
@@ -276,7 +257,7 @@ class Life:
         return finding
 
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,), why: str = "") -> Result:
-        """Run a command, and say why by the text of the step `why`; return its result."""
+        """Run a command, explained by the text of the step `why`."""
         return self._expecting(self.project.start(*words), expect, why)
 
     def _run_live(
@@ -286,14 +267,8 @@ class Life:
         during: Callable[[], None] = lambda: None,
         write: Callable[[], None] | None = None,
     ) -> Result:
-        """Run a command while the application writes; return its result. Raises NotAsItMustBe.
-
-        Args:
-            words: the command.
-            why: the step whose text says why.
-            during: called again and again while the command runs.
-            write: makes one write; by default to the source.
-        """
+        """Run a command, explained by the text of the step `why`, while the application writes (by default to
+        the source). `during` is called repeatedly. Raises NotAsItMustBe."""
         write = write or self.application.write_source
         running = self.project.start(*words)
         rounds = 0
@@ -330,7 +305,6 @@ class Life:
         self.left_out += filled(TEXTS[step], values, "left_out")
 
     def _prove(self, step: str, holds: bool, **values: object) -> None:
-        """Prove what the text of a step says, or raise NotAsItMustBe with what is wrong."""
         proof, wrong = filled(TEXTS[step], values, "proof", "wrong")
         if not holds:
             raise self._wrong(wrong or f"this does not hold: {proof}", self.steps[-1])
@@ -346,16 +320,13 @@ class Life:
 
 
 class LifeUnderWrites(Life):
-    """The life in capture "dual-write": there is no delta pass, and the application never stops.
-
-    The longest time of a write is reported as measured; no figure is a condition.
-    """
+    """The life in capture "dual-write": no delta pass, and the application never stops. The longest duration
+    of a write is reported; no figure is a condition."""
 
     application: LiveApplication
     why_retired = "retire-under-writes"
 
     def live(self) -> None:
-        """Go through the whole life. Raises NotAsItMustBe."""
         self._say("writes")
         for _ in range(_WRITES_BEFORE):
             self.application.write_source()
@@ -401,7 +372,7 @@ class LifeUnderWrites(Life):
         return self._hand_over() if self._migration.is_maintained else completed
 
     def _hand_over(self) -> Finding:
-        """Verify while the application still writes main rows alone, then hand the index tables over."""
+        """Verify while the application still writes only main rows, then hand over the index tables."""
         rows = ", ".join(self._migration.index_labels)
         self._say("handover", rows=rows)
         self._run(*hand_over(self._script_id), expect=(ExitCode.REFUSED,), why="handover-refused")

@@ -1,16 +1,5 @@
-"""The rows of a rehearsal: from a file or made up; which are loaded, which are kept back.
-
-Rules kept here:
-
-* A file is read once as a whole before anything is started: one that cannot be loaded is refused then.
-* Some rows are kept back, spread over the first 6,000: the application inserts them later, so that inserted
-  rows are as real as loaded ones.
-* Two rows of one key are refused; neither wins.
-* Without a file rows are made up from what the declaration reads: a property gets a value of the kind that
-  the expression around it takes (a DateTime under `keys.date`, a number under `keys.zero_pad`, text with its
-  separator under `keys.split`), and text otherwise. The mapper alone decides whether rows suit. Where most do
-  not (a pattern of `keys.regex`, a custom function), nothing is guessed: the error asks for `--data`.
-"""
+"""The rows of a rehearsal: from a file or generated; which are loaded, and which are kept back for the
+application to insert, so that inserted rows are as real as loaded ones."""
 
 from __future__ import annotations
 
@@ -51,14 +40,7 @@ _BATCHES_AT_ONCE = 8
 
 @dataclass
 class Stock:
-    """The rows of a rehearsal, not held in memory: each reading reads or makes them again.
-
-    Attributes:
-        count: how many rows there are.
-        source: where they come from, as text.
-        assumptions: what was assumed about a file.
-        loaded, kept_back: how many have been loaded into the source, and how many the application got.
-    """
+    """The rows of a rehearsal, not held in memory: each iteration reads or makes them again."""
 
     count: int
     _make: Callable[[], Iterator[Row]]
@@ -69,11 +51,8 @@ class Stock:
 
     @classmethod
     def of(cls, mapper: Mapper, rows: int, data: Path | None, seed: int) -> Stock:
-        """Return a stock of the rows of a file, or of rows made up for a declaration.
-
-        Raises:
-            ConfigurationError: fewer than `FEWEST_ROWS`, a bad file, or no rows can be made up.
-        """
+        """Return the rows of a file, which is first read completely, or rows generated for a declaration.
+        Raises ConfigurationError."""
         file = None if data is None else open_data(data)
         if file is None:
             stock = cls(0, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
@@ -90,28 +69,22 @@ class Stock:
 
     @property
     def described(self) -> str:
-        """Where the rows come from, and how many are kept back."""
         kept = f" ({self.kept_back:,} more kept back for the application)" if self.kept_back else ""
         return self.source + kept
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows as Azurite keeps them."""
         for row in self._make():
-            # Azurite does not keep -0.0.
+            # Azurite does not preserve -0.0.
             minus_zero = [name for name in property_names(row) if canonical(row, name) == (DOUBLE, "-0.0")]
             yield {**row, **dict.fromkeys(minus_zero, 0.0)} if minus_zero else row
 
     def is_kept_back(self, number: int) -> bool:
-        """Tell whether the row of this number, counted from 0, is kept back for the application."""
         return number % _KEPT_BACK_EVERY == 1 and number < _KEPT_BACK_EVERY * _KEPT_BACK_AT_MOST
 
 
 async def load(account: AzuriteAccount, stock: Stock, application: Application) -> None:
-    """Create the source and load the rows; give the application the loaded rows and those kept back.
-
-    Raises:
-        ConfigurationError: two rows have one key.
-    """
+    """Create the source and load the rows; give the application the loaded rows and those kept back. Raises
+    ConfigurationError when two rows have the same key."""
     kept_back: list[Row] = []
     waiting: list[Row] = []
     async with AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key)) as service:
@@ -138,13 +111,7 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
     application.kept_back = kept_back
 
 
-async def insert(table: Table, rows: Iterable[Row]) -> None:
-    """Insert rows that are not there, in batches."""
-    operations = (Operation(Verb.INSERT, row) for row in rows)
-    await for_each(pack(operations, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)
-
-
-# --- made up ----------------------------------------------------------------------------------------------
+# --- generated ---------------------------------------------------------------------------------------------
 
 _TRIED = 50
 _PARTITIONS = 40
@@ -160,10 +127,12 @@ _COUNTING_WIDTH = 7
 
 
 def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
-    """Yield `count` rows that the migration can take and that do not collide in any target.
+    """Yield `count` rows that the migration accepts and that do not collide in any target. A property's type
+    follows from the expression that reads it (a DateTime under `keys.date`, a number under `keys.zero_pad`);
+    the mapper decides whether rows are suitable.
 
     Raises:
-        ConfigurationError: no rows can be made up for this declaration.
+        ConfigurationError: most are not (`keys.regex`, a custom function): use `--data`.
     """
     migration = mapper.migration
     attempts = count * 2 + _TRIED
@@ -181,13 +150,11 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
 
 
 def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
-    """Yield rows of the table `Users` of demo and tutorial: RowKey is an e-mail address.
-
-    Row number n depends on the seed and n only. No real person's data: names are put together from
-    syllables, addresses end in `.example`, which is reserved (RFC 2606).
-    """
+    """Yield rows of the table `Users` of demo and tutorial, with an e-mail address as RowKey. Row n depends
+    only on seed and n. No real person's data: names are made from syllables, addresses end in `.example`,
+    which is reserved (RFC 2606)."""
     for number in range(count):
-        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable test data
         first, last = ("".join(lot.choices(SYLLABLES, k=lot.randrange(2, 4))) for _ in range(2))
         yield {
             PARTITION_KEY: f"tenant-{lot.randrange(partitions):03d}",
@@ -202,7 +169,7 @@ def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
 
 
 def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows that can be mapped and share no key in a target with an earlier one."""
+    """Yield the rows that can be mapped and share no target key with an earlier one."""
     taken: set[Place] = set()
     for row in rows:
         if (places := places_of(mapper, row)) and taken.isdisjoint(places):
@@ -213,7 +180,7 @@ def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
     kinds, separators, widths = _read_by(migration)
     for number in range(count):
-        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
+        lot = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable test data
         row: Row = {}
         for name, edm in kinds.items():
             n = number % _PARTITIONS if name == PARTITION_KEY else number
@@ -237,12 +204,8 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
 
 
 def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
-    """Return what the declaration reads, by the property's name.
-
-    Returns:
-        EDM types, of both keys and of every property that it names; separators by which properties are split;
-        how many digits properties may have that are padded with zeros.
-    """
+    """Return what the declaration reads, by property: EDM types of keys and properties; separators of
+    properties that are split; digits of properties that are zero-padded."""
     kinds, separators, widths = _kinds(migration), dict[str, str](), dict[str, int]()
     for index in migration.indexes:
         if index.each is not None:

@@ -1,14 +1,6 @@
-"""A witness: reads both sides directly, and compares them row by row with what they must hold.
-
-Rules kept here:
-
-* It reads through the Azure SDK (`azure-data-tables`), not through the tables layer that did the copying, and
-  compares the service's own JSON: SDK values would hide the 100 ns digit and the case of a Guid.
-* The expected rows come from two places only: the application's record of what the source must hold, and the
-  declaration's mapper.
-* Wrong rows are named by safe id: a rehearsal on real data prints none of its keys.
-* In memory it holds digests of rows, not rows: about 400 bytes for each.
-"""
+"""A witness: reads both sides through the Azure SDK, not through the tables layer under test, and compares
+them row by row with the application's record and the declaration's mapper. Wrong rows are named by safe
+id."""
 
 from __future__ import annotations
 
@@ -34,12 +26,12 @@ from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.state.models import KeyTexts
 
-# How many wrong rows a comparison names at most on each side.
+# Maximum wrong rows named on each side.
 NAMED = 5
 _CONTROL_ROW_KEY = "control"
-# A target row: the number of its table, and its key.
+# A target row: its table's number, and its key.
 Place: TypeAlias = tuple[int, EntityKey]
-# A table, the key of a row in it, and what is wrong with that row.
+# A table, the key of a row, and what is wrong with it.
 _Wrong: TypeAlias = tuple[str, EntityKey, str]
 
 
@@ -51,45 +43,36 @@ def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
 
 
 def key_of_account(account: AzuriteAccount) -> AzureNamedKeyCredential:
-    """Return an account's key as the SDK takes it."""
+    """Return an account's key for the SDK."""
     return AzureNamedKeyCredential(account.name, account.key)
 
 
 def open_service(account: AzuriteAccount) -> TableServiceClient:
-    """Return the SDK's client of one account."""
-    # Without the machine's proxy settings: Azurite is on the loopback address.
+    """Return the SDK's client of an account."""
+    # Without the machine's proxy settings: Azurite is on loopback.
     transport = RequestsTransport(use_env_settings=False)
     return TableServiceClient(account.endpoint, credential=key_of_account(account), transport=transport)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        source_rows, target_rows: how many rows were read on either side.
-        lingering: how many of the target rows are of deleted source rows, which the sweep is due to remove.
-        wrong: what is wrong, one sentence each; empty when nothing is.
-        expected: digest of every row the targets must hold, by table number and key.
-    """
-
+    # Rows read on either side.
     source_rows: int
     target_rows: int
+    # Target rows of deleted source rows that the sweep will remove.
     lingering: int
+    # What is wrong, one sentence each.
     wrong: tuple[str, ...]
+    # Digest of every row the targets must hold, by table number and key.
     expected: Mapping[Place, bytes] = field(repr=False)
 
 
 @dataclass
 class Witness:
-    """Reader that compares the tables of one migration.
-
-    Attributes:
-        tables, restricted, targets: the SDK's clients of the accounts.
-        script_id: the migration.
-        mapper: its mapper.
-        wrapping: the wrapping key of a sealed mapping, None when it is in the clear.
-    """
+    """Compares the tables of a migration. In memory it holds digests of rows, about 400 bytes each.
+    `wrapping` is the wrapping key of a sealed mapping, else None."""
 
     tables: TableServiceClient
     restricted: TableServiceClient
@@ -100,19 +83,17 @@ class Witness:
 
     @property
     def source_name(self) -> str:
-        """The source table's name."""
         return self.mapper.migration.source
 
     def service(self, table: str) -> TableServiceClient:
-        """Return the SDK's client of the account that holds a table."""
+        """Return the SDK's client of a table's account."""
         return self.targets if self.targets is not None and is_elsewhere(table) else self.tables
 
     def client(self, table: str) -> TableClient:
-        """Return the SDK's client of one table."""
         return self.service(table).get_table_client(own_name(table))
 
     def rows(self, table: str) -> Iterator[Row]:
-        """Yield the wire rows of a table in service order, page by page."""
+        """Yield a table's wire rows in service order. SDK values would hide digits and the case of Guids."""
         seen: list[Any] = []
         rows = self.client(table).list_entities(results_per_page=1000, raw_response_hook=_keeping(seen))
         for _ in rows.by_page():
@@ -120,14 +101,12 @@ class Witness:
                 yield from seen.pop(0)["value"]
 
     def get(self, table: str, key: EntityKey) -> Row | None:
-        """Return one wire row, None when there is none."""
         try:
             return _wire_row(self.client(table), key)
         except ResourceNotFoundError:
             return None
 
     def exists(self, table: str) -> bool:
-        """Tell whether a table exists."""
         own = own_name(table).lower()
         return any(item.name.lower() == own for item in self.service(table).list_tables())
 
@@ -137,7 +116,7 @@ class Witness:
         return SafeIds(id_key if root is None else sealing.ids_key(root, id_key))
 
     def cursor_keys(self) -> KeyTexts:
-        """Return the form that keys have in the state file: sealed or in the clear."""
+        """Return the form of keys in the state file: sealed or plain."""
         id_key, root = self._keys()
         if root is None:
             return KeyTexts()
@@ -165,12 +144,12 @@ class Witness:
         may_linger: frozenset[Place] = frozenset(),
         after_cutover: bool = False,
     ) -> Finding:
-        """Compare the source with what it must hold, and every target with what the source gives.
+        """Compare the source with what it must hold, and every target with what the source maps to.
 
         Args:
             must_hold: digest of every source row by key, as the application left them.
-            may_linger: target rows of deleted source rows that the sweep has not been due to remove yet.
-            after_cutover: leave copies of the source's Timestamp out: a row written back has another one.
+            may_linger: target rows of deleted source rows that the sweep has not removed yet.
+            after_cutover: ignore copies of the source's Timestamp: a row written back has another one.
         """
         wrong: list[_Wrong] = []
         expected: dict[Place, bytes] = {}
@@ -196,12 +175,8 @@ class Witness:
         may_linger: frozenset[Place] = frozenset(),
         after_cutover: bool = True,
     ) -> Finding:
-        """Compare every target with what it must hold, without the source, which may be gone.
-
-        Args:
-            expected: digest of every row the targets must hold, by place.
-            may_linger, after_cutover: as for `compare`.
-        """
+        """Compare every target with what it must hold, without the source, which may be deleted. `expected`:
+        digests by place."""
         wrong: list[_Wrong] = []
         read = met = lingering = 0
         for number in self.mapper.read_once:
@@ -224,7 +199,6 @@ class Witness:
         return Finding(0, read, lingering, tuple(sentences), expected)
 
     def _named(self, wrong: Sequence[_Wrong]) -> list[str]:
-        """Return a sentence for each wrong row, named by safe id; of those beyond `NAMED` only the number."""
         if not wrong:
             return []
         ids = self.safe_ids()
@@ -247,12 +221,11 @@ class Witness:
 
 
 def _wire_row(client: TableClient, key: EntityKey) -> Row:
-    """Return a row as the service sent it. Raises ResourceNotFoundError."""
     seen: list[Row] = []
     client.get_entity(key.partition, key.row, raw_response_hook=_keeping(seen))
     return seen[0]
 
 
 def _keeping(seen: list[Any]) -> Callable[[Any], None]:
-    """Return a hook for the SDK that keeps the service's own JSON of each answer."""
+    """Return a hook for the SDK that keeps the service's own JSON of each response."""
     return lambda response: seen.append(json.loads(response.http_response.text()))
