@@ -1,5 +1,5 @@
-"""`rekey doctor`: checks that can be made before a migration, without owning the accounts.
+"""`rekey doctor`: checks before a migration, which need no ownership of the accounts.
 
-`observe.py` makes observations and returns them as values (`observed.py`); `judge.py` derives findings and
-facts from these, with the texts of `findings.toml`; `report.py` renders them.
+`observe.py` returns observations as values (`observed.py`); `judge.py` derives findings and facts from them,
+with the texts of `findings.toml`; `report.py` renders them.
 """

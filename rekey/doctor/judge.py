@@ -1,23 +1,5 @@
-"""Judging the observations: one generator of findings and facts for each family of checks. Pure.
-
-Rules kept here:
-
-* What only the control plane knows (roles, whether shared keys are allowed) is never claimed from answers of
-  the data plane, with one exception: a service that refuses a key because keys are switched off says so.
-* With a token, a refused list of tables is no fault: a role on single tables has no right to the list.
-* Only what was tried is claimed. A test that could not be made is reported as not made.
-* No credential of the tables must open anything of the restricted account. One account for both sections
-  protects the old keys from no one; on Azurite this does no harm and is a note.
-* Of a file's mode only the access of others than the owner is reported. Root reads everything and is never
-  mentioned.
-* A secret that cannot be read is reported with the scripts that name it; with the configuration only when no
-  script names it.
-* The required versions of packages come from the installed distribution's metadata: they are stated once.
-* The state file holds source keys (cursors) and the record of what was done: others must not read or change
-  it. A lock that is held is no fault: another command is at work.
-* Of the restricted store only numbers are reported: no key, no name of a client's rows. `rekey status` says
-  whether a migration is safe and what comes next, `rekey plan` judges what a script declares.
-"""
+"""Judges the observations: one generator of findings and facts for each family of checks. Only what was tried
+is claimed; what could not be tried is reported as such. Pure."""
 
 from __future__ import annotations
 
@@ -71,13 +53,14 @@ def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Fin
 # --- configuration -------------------------------------------------------------------------------------
 
 GOOD_BYTES = 32
-# 32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8.
+# 32 random hexadecimal digits have about 14 distinct ones, and practically never fewer than 8.
 FEW_DISTINCT = 8
 
 
 def _configuration(observed: Observed) -> Iterator[Told]:
     seen, file = observed.configuration, observed.configuration.file
     yield Fact("file", file.path)
+    # One account for both sections protects the old keys from no one.
     if seen.same_account:
         azurite = observed.restricted.kind is Kind.AZURITE
         but = "; on Azurite it does not matter" if azurite else ""
@@ -114,6 +97,7 @@ def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
 
 def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
     about = f"[secrets.{secret.name}]"
+    # A secret that a script names is reported with the script.
     if secret.trouble is not None and not named:
         do = secret.trouble.hint or "fix it, or remove the section"
         yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
@@ -134,11 +118,11 @@ def _guessable_or_open(secret: SecretSeen, about: str, harm: str, do: str) -> It
 
 
 def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file") -> Iterator[Finding]:
-    """Judge a file that only its owner may read.
+    """Judge a file that only its owner may read. Root can read everything and is not mentioned.
 
     Args:
-        file: the file; None: there is nothing to judge.
-        about: what the finding is about.
+        file: the file; None: nothing to judge.
+        about: the subject of the finding.
         harm: why access by others matters.
         kind: prefix of the findings' codes, `file` or `state`.
     """
@@ -161,7 +145,6 @@ _DAY_TICKS = 86_400 * TICKS_PER_SECOND
 
 
 def _accounts(observed: Observed) -> Iterator[Told]:
-    """Judge accounts: whether they can be reached, encryption, credentials, kind of service, roles."""
     for account in observed.accounts:
         for judge in (_reached, _connection, _credential, _kind, _roles):
             yield from judge(account, f"[{account.section}]")
@@ -230,6 +213,7 @@ def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
             severity = None if seen.section == "restricted" else Severity.NOTE
             yield found("shared-key-accepted", section, severity, name=name)
         return
+    # Only the control plane knows this, unless the service has said that keys are switched off.
     if not seen.takes_no_keys:
         yield found("shared-key-unknown", section, name=name)
     if seen.section != "restricted" and accepted:
@@ -287,16 +271,14 @@ def _sources(observed: Observed) -> Iterator[Told]:
 # --- clock ---------------------------------------------------------------------------------------------
 
 WARNING_S = 30.0
-# The service refuses signatures that are 15 minutes off.
+# The service refuses signatures 15 minutes off.
 ERROR_S = 600.0
 
 
 def ahead_s(heard: Heard) -> float | None:
-    """Return by how many seconds at least this machine's clock is ahead of the service's; None when unknown.
-
-    Negative when it is behind, 0.0 when both can be right. The header `Date` has whole seconds: the service's
-    clock was in [date, date + 1 s) at some moment between sending and receiving.
-    """
+    """Return how many seconds this machine's clock is at least ahead of the service's; negative when behind,
+    0.0 when both can be right, None if unknown. `Date` has whole seconds: the service's clock was in [date,
+    date + 1 s) at some moment between sending and receiving."""
     if heard.date is None or not heard.answered:
         return None
     least = heard.sent_at - (heard.date + TICKS_PER_SECOND)
@@ -326,10 +308,8 @@ _SHOWN = ("azure-data-tables", "azure-core", "httptools", "yoyo-migrations", "sq
 
 
 def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
-    """Tell whether an installed package does not meet a requirement.
-
-    False for a package that is not installed, and for the requirement of an extra.
-    """
+    """Tell whether an installed package does not meet a requirement. False for a package that is not
+    installed, and for the requirement of an extra."""
     have = packages.get(requirement.name.lower())
     if have is None or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
         return False
@@ -370,7 +350,7 @@ def _versions(observed: Observed) -> Iterator[Told]:
 
 LOW_BYTES = 1024**3
 FULL_BYTES = 100 * 1024**2
-# Types of file systems whose locks may not reach other machines. (A blobfuse mount says `fuse.blobfuse`.)
+# File systems whose locks may not reach other machines (a blobfuse mount is `fuse.blobfuse`).
 NETWORK = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs"}
     | {"nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs", "vboxsf"}

@@ -1,18 +1,5 @@
-"""Observing everything that the checks judge, in an order that sends no request in vain. The I/O of doctor.
-
-Rules kept here:
-
-* What cannot be observed is returned as the error that it gave; nothing here ends the command. Observations
-  of an account that cannot be asked are left out; the other account is still observed. A service that does
-  not answer one request is not sent the next ones: each would wait in vain.
-* The two accounts are connected one by one, so that a missing key of one does not hide the other account.
-* On this machine nothing is written. Of a secret only its length and the number of its different bytes leave
-  this module. The state file's lock is not taken, only tested: by a shared lock that is released at once.
-* To the account of the application's tables nothing is ever written. To the restricted account one row is
-  written and removed, in `rekeycontrol` or, while that table does not exist, in a table that is created and
-  deleted for it; with `writes=False` nothing is written.
-* The row's PartitionKey has a dot, as no script id has: the row is never taken for a migration's.
-"""
+"""Observes everything that the checks judge: the I/O of doctor. What cannot be observed is returned as its
+error, and the rest is still observed. Nothing is written on this machine or to the application's accounts."""
 
 from __future__ import annotations
 
@@ -81,15 +68,15 @@ _MADE_UP_BYTES = 64
 _SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
-# Function that sends one GET request: endpoint, path below it, credential or None; see
-# `rekey.tables.probe.ask`.
+# Sends one GET request: endpoint, path below it, credential or None; see `rekey.tables.probe.ask`.
 Ask: TypeAlias = "Callable[[str, str, Credential | None], Awaitable[Heard]]"
 
 
 async def observe(
     config: Config, *, connect: Callable[[Config], Accounts], ask: Ask, writes: bool = True
 ) -> Observed:
-    """Observe machine, accounts and restricted store.
+    """Observe machine, accounts and restricted store. An account that does not answer gets no further
+    requests: each would wait in vain.
 
     Args:
         config: the configuration.
@@ -105,7 +92,7 @@ async def observe(
     for holder in (tables, targets):
         if holder is None or not holder.is_usable:
             continue
-        # Connected without the other accounts, so that only this one can fail.
+        # Without the other accounts, so that only this one can fail.
         own, elsewhere = holder.account, holder is targets
         alone = replace(config, tables=own, targets=own if elsewhere else None, restricted=own)
         async with connect(alone) as accounts:
@@ -188,7 +175,7 @@ def _see_secret(
 
 
 def see_file(path: Path) -> FileSeen | None:
-    """Return a file's or folder's mode, owner and group; None when it is missing or cannot be looked up."""
+    """Return a file's or folder's mode, owner and group; None when it is missing or cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -215,7 +202,7 @@ def see_file(path: Path) -> FileSeen | None:
 
 
 def see_state(path: Path) -> StateSeen:
-    """Observe the state file, its folder, disk and lock, and read a copy of its present content."""
+    """Observe the state file, its folder, disk and lock, and read a copy of its content."""
     existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
     siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
     free: int | None = None
@@ -246,12 +233,8 @@ def _is_writable(path: Path) -> bool:
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system that a path is on, "" where the system does not say.
-
-    Args:
-        path: an existing path.
-        mounts: the system's table of mounts (`/proc/self/mountinfo`, see proc(5)), read when None.
-    """
+    """Return the type of the file system of an existing path, "" if unknown. `mounts` is the system's table
+    of mounts (`/proc/self/mountinfo`, see proc(5)), read when None."""
     if mounts is None:
         try:
             mounts = _MOUNTS.read_text("utf-8", "replace")
@@ -272,21 +255,19 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
 
 
 def _held_by(lock: Path) -> str:
-    """Return the holder of the lock file as text; "" when the lock is free, or this is unknown from here.
-
-    Only if the process that the file names still exists is the lock tested, by a shared lock that is released
-    at once.
-    """
+    """Return the holder of the lock file as text; "" when the lock is free, or this cannot be determined
+    here. The lock is tested by a shared lock that is released at once, and only if the process named in the
+    file still exists."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
         started = str(holder.get("started", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-    # A lock that another machine holds is not visible here, or cannot be tested from here.
+    # The lock of another machine is not visible here.
     if sys.platform == "win32" or host != socket.gethostname() or not is_running(pid, started):
         return ""
-    import fcntl  # not there on Windows
+    import fcntl  # not available on Windows
 
     try:
         with lock.open("rb") as file:
@@ -302,7 +283,7 @@ def _held_by(lock: Path) -> str:
 
 
 def see_versions() -> VersionsSeen:
-    """Return the installed versions, and the requirements that rekey's own distribution states."""
+    """Return the installed versions, and the requirements of rekey's own distribution."""
     try:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
@@ -321,12 +302,7 @@ def see_versions() -> VersionsSeen:
 
 
 def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> MigrationsSeen:
-    """Load the scripts and try the secrets that they need. Executes the scripts, as other commands do.
-
-    Args:
-        config: the configuration.
-        configured: its secrets as observed; none of them is read again.
-    """
+    """Load the scripts, which executes them, and try their secrets; `configured` ones were tried before."""
     folder = see_file(config.migrations)
     paths = sorted(config.migrations.glob("*.py")) if folder is not None else ()
     files = tuple(seen for seen in map(see_file, paths) if seen is not None)
@@ -338,7 +314,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
     troubles = {secret.name: secret.trouble for secret in configured}
     troubles |= {name: _tried(resolve_secret, config, name)[1] for name in named_secrets - troubles.keys()}
     shredded: dict[str, frozenset[str]] = {}
-    # `see_state` reports what is wrong with the state file.
+    # `see_state` reports faults of the state file.
     with suppress(RekeyError), State.open(config.state, read_only=True) as state:
         shredded = {one: frozenset(erasures(state.audit_events(one)).cohorts) for one in named}
     scripts = [
@@ -361,8 +337,8 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
 
 
 async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
-    """Ask an account for its tables: without a credential, then with its own; with a made-up key, too, when
-    its own is a token and the service is Azure Storage."""
+    """Ask an account for its tables: without a credential, with its own and, if that is a token on Azure
+    Storage, with a random key."""
     seen = AccountSeen(section, account, anonymous=await ask(account.endpoint, _LIST, None))
     try:
         account_key(account)
@@ -389,10 +365,8 @@ async def _own_credential(account: Account) -> AsyncIterator[Credential]:
 
 
 async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
-    """Try to read the restricted account with the credential of an account of the application's tables.
-
-    A shared key is tried under the names of both accounts: names are no secret.
-    """
+    """Try to read the restricted account with the credential of an application's account. A shared key is
+    tried under the names of both accounts: names are no secret."""
     if tables.trouble is not None or not restricted.anonymous.answered:
         return Crossing()
     if tables.uses_token and restricted.uses_token:
@@ -416,7 +390,7 @@ async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) 
 
 
 async def _read_table(service: TableService, name: str) -> Reading:
-    """Try to read a table, and return how that went."""
+    """Try to read a table, and return the outcome."""
     try:
         return Reading.READ if await service.table_exists(name) else Reading.MISSING
     except CredentialRefused:
@@ -428,7 +402,7 @@ async def _read_table(service: TableService, name: str) -> Reading:
 async def see_migration(
     service: TableService, script: ScriptSeen, *, gates: Gates, has_journal: bool = True
 ) -> MigrationSeen:
-    """Return what the restricted store holds of one migration, in numbers."""
+    """Return what the restricted store has about one migration, in numbers."""
     script_id = script.script_id
     try:
         control = await ControlStore(service, script_id, script.group).read()
@@ -436,7 +410,7 @@ async def see_migration(
         now = ticks_of(await service.server_time())
         intents = 0
         if has_journal:
-            # Intents are counted by their PartitionKeys; no other property is asked for.
+            # Counting needs the PartitionKeys only.
             pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
             intents = sum([len(page.rows) async for page in pages])
         ended_at = None if control is None else control.ended_at
@@ -463,7 +437,8 @@ async def see_migration(
 
 
 async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
-    """Write a row to the restricted account, remove it, and return how that went."""
+    """Write a row to the restricted account, remove it, and return the outcome. While `rekeycontrol` does not
+    exist, in a table created for it."""
     if has_control:
         return await _try_row(service, CONTROL_TABLE)
     name = f"rekeydoctor{secrets.token_hex(8)}"
@@ -474,7 +449,7 @@ async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
     writing = Writing(name)
     try:
         tried = await _try_row(service, name)
-        writing = replace(tried, left="")  # a row that was not removed goes with its table
+        writing = replace(tried, left="")  # a row that was not removed is deleted with its table
     finally:
         try:
             await service.delete_table(name)
@@ -484,6 +459,7 @@ async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
 
 
 async def _try_row(service: TableService, name: str) -> Writing:
+    # No script id contains a dot, so the row is never taken for a migration's.
     row = {PARTITION_KEY: f"doctor.{secrets.token_hex(8)}", ROW_KEY: "doctor"}
     table, left = service.table(name), ""
     try:

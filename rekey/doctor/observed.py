@@ -1,11 +1,5 @@
-"""The observations as values: the checks' only input. Pure.
-
-Rules kept here:
-
-* No value holds a key, a secret or anything from which one can be computed. Kept are: of a secret, its length
-  and the number of its different bytes; of two keys, whether they are equal.
-* What could not be observed is None or the error that says why, never a value that looks like an observation.
-"""
+"""The observations as values, the checks' only input. No value holds a key, a secret, or anything from which
+one can be computed. What could not be observed is None or the error that says why. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
-# Codes of a 403 by which the service says that it knows the identity, which has no right to the request.
+# 403 codes for an identity that the service knows but that lacks the right.
 _NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPermissions"})
 
 
@@ -28,19 +22,16 @@ _NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPer
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """A file or a folder on this machine.
+    """A file or folder on this machine."""
 
-    Attributes:
-        path: as configured.
-        mode: permission bits, None where the system has none of this kind.
-        owner, group: their names, or numbers when they have no names.
-        ours: it belongs to this process's user, or to root.
-    """
-
+    # As configured.
     path: str
+    # Permission bits, None on systems without them.
     mode: int | None = None
+    # Their names, or numbers.
     owner: str = ""
     group: str = ""
+    # Whether it belongs to this process's user, or to root.
     ours: bool = True
 
     @property
@@ -54,7 +45,7 @@ class FileSeen:
         return self._others(stat.S_IWGRP, stat.S_IWOTH)
 
     def _others(self, group: int, everybody: int) -> list[str]:
-        # With an access control list the group's bits are the list's mask: access that it grants shows there.
+        # With an access control list the group's bits are its mask, so they show access that it grants.
         mode = self.mode or 0
         return [f"group {self.group}"] * bool(mode & group) + ["everybody"] * bool(mode & everybody)
 
@@ -69,43 +60,33 @@ class FileSeen:
 
 @dataclass(frozen=True, slots=True)
 class SecretSeen:
-    """One secret of the configuration: `[secrets.NAME]`, or the wrapping key of `[sealing]`.
+    """A secret of the configuration: `[secrets.NAME]`, or the wrapping key of `[sealing]`."""
 
-    Attributes:
-        name: NAME; `sealing` for the wrapping key.
-        file: the file it is in, None when it is elsewhere or cannot be looked at.
-        length, distinct: the number of its bytes, and of its different bytes; 0 when it could not be read.
-        trouble: why it could not be read.
-    """
-
+    # NAME; `sealing` for the wrapping key.
     name: str
+    # The file it is in, None when it is elsewhere or cannot be read.
     file: FileSeen | None = None
+    # Number of bytes, and of different ones; 0 if unread.
     length: int = 0
     distinct: int = 0
+    # Why it could not be read.
     trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
-    """`rekey.toml`, and the secrets and keys that it names.
-
-    Attributes:
-        file: the configuration file.
-        same_account: the section that names the same account as `[restricted]`; "" for none.
-        same_key: the section of another account that has the same shared key; "" for none.
-        secrets: the secrets, ordered by name.
-        wrapping: the wrapping key of sealed mappings, None when none is configured, or it stays in Key Vault.
-        evidence_file: the key file that signs evidence, None when there is none.
-        evidence_configured: a key is configured, in a file or in Key Vault.
-        evidence_trouble: why that key cannot be used.
-    """
+    """`rekey.toml`, and the secrets and keys that it names."""
 
     file: FileSeen
+    # The section that names the same account as `[restricted]`; "" for none.
     same_account: str = ""
+    # The section of another account with the same shared key; "" for none.
     same_key: str = ""
     secrets: tuple[SecretSeen, ...] = ()
+    # The wrapping key of sealed mappings, None without one or if it stays in Key Vault.
     wrapping: SecretSeen | None = None
     evidence_file: FileSeen | None = None
+    # Whether a key is configured, in a file or in Key Vault.
     evidence_configured: bool = True
     evidence_trouble: RekeyError | None = None
 
@@ -114,7 +95,7 @@ class ConfigurationSeen:
 
 
 class Kind(StrEnum):
-    """The kind of service that answers at an account's endpoint."""
+    """The kind of service at an account's endpoint."""
 
     STORAGE = "Azure Table Storage"
     AZURITE = "Azurite"
@@ -124,43 +105,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AccountSeen:
-    """One account of the configuration, and its answers to requests for the list of tables.
+    """An account of the configuration, and its responses to requests for the list of tables."""
 
-    Attributes:
-        section: `tables`, `targets` or `restricted`.
-        account: as configured.
-        anonymous: the answer to a request without a credential.
-        trouble: why there is no credential for it.
-        listing: the answer to a request with its own credential; None when none was sent.
-        made_up: the answer to a request signed with a random key; None when none was sent.
-    """
-
+    # `tables`, `targets` or `restricted`.
     section: str
+    # As configured.
     account: Account
+    # The response without a credential.
     anonymous: Heard
+    # Why there is no credential for it.
     trouble: RekeyError | None = None
+    # The response with its own credential; None if not sent.
     listing: Heard | None = None
+    # The response to a request signed with a random key; None if not sent.
     made_up: Heard | None = None
 
     @property
     def has_published_key(self) -> bool:
-        """Whether its key is the published one that every Azurite has."""
+        """Whether its key is the published one of every Azurite."""
         account = self.account
         return account.key_env is None and not account.is_https and account.name == AZURITE_ACCOUNT
 
     @property
     def uses_token(self) -> bool:
-        """Whether requests to it carry a token of this process's identity instead of a shared key."""
+        """Whether requests carry a token of this process's identity instead of a shared key."""
         return self.account.is_https and self.account.key_env is None
 
     @property
     def kind(self) -> Kind:
         """The kind of service that answered.
 
-        Azurite names itself in the header `Server` of every answer. Azure Storage does so only once it knows
-        who asks: an answer to a request without a valid credential comes from the server in front, with a
-        code of the service (recordings of azure-data-tables, `test_new_invalid_key`). An answer with any
-        other `Server` is of an unknown service: of a proxy in between, or of an imitation.
+        Azurite always names itself in `Server`. Azure Storage does so only for a known caller: without a
+        valid credential the server in front answers, with a code of the service (recordings of
+        azure-data-tables, `test_new_invalid_key`). Any other `Server` is a proxy in between, or an imitation.
         """
         server = self.anonymous.server.lower()
         if not self.anonymous.answered:
@@ -172,25 +149,23 @@ class AccountSeen:
 
     @property
     def azurite_version(self) -> str:
-        """The version in `Server: Azurite-Table/3.35.0`, "" when it is not there."""
+        """The version in `Server: Azurite-Table/3.35.0`, "" if missing."""
         return self.anonymous.server.partition("/")[2].strip()
 
     @property
     def status(self) -> int:
-        """The HTTP status of `listing`, 0 when there is no answer."""
+        """The HTTP status of `listing`, 0 without a response."""
         return 0 if self.listing is None else self.listing.status
 
     @property
     def takes_no_keys(self) -> bool:
-        """Whether the account has answered that shared keys are switched off."""
+        """Whether the account has said that shared keys are switched off."""
         return self.made_up is not None and self.made_up.code == KEYS_OFF
 
     @property
     def is_refused(self) -> bool:
-        """Whether no token could be had, or the account refuses the credential as such.
-
-        A token whose identity lacks a role is not refused in this sense.
-        """
+        """Whether there was no token, or the account refuses the credential as such. A token that lacks a
+        role is not refused: roles on single tables do not include the list."""
         if self.listing is None:
             return False
         if self.listing.failure == NO_TOKEN or self.status == 401:
@@ -199,12 +174,12 @@ class AccountSeen:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the answer to its credential is an error of the service: 404, 429, or 500 and above."""
+        """Whether the response to its credential is an error of the service: 404, 429, or 500 and above."""
         return self.status >= 500 or self.status in (404, 429)
 
     @property
     def is_usable(self) -> bool:
-        """Whether further requests make sense: the account answers, and is neither refusing nor failing."""
+        """Whether further requests make sense."""
         return self.status > 0 and not (self.is_refused or self.is_failing)
 
 
@@ -222,31 +197,21 @@ class Reading(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """The outcome of writing a row to the restricted account and removing it.
+    """The outcome of writing a row to the restricted account and removing it."""
 
-    Attributes:
-        where: the table it was tried in; "" when it was not tried.
-        trouble: the error of writing or removing it (or its table); None when both succeeded.
-        left: the row or table that could not be removed again, "" when nothing was left.
-    """
-
-    where: str = ""
-    trouble: RekeyError | None = None
-    left: str = ""
+    where: str = ""  # the table it was tried in; "" if not tried
+    trouble: RekeyError | None = None  # the error of writing or removing it (or its table), if any
+    left: str = ""  # the row or table that could not be removed, "" if none
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What the credential of another account may read of the restricted account.
-
-    Attributes:
-        tried: whether it was tried.
-        read: names of the tables that could be read, and `the list of tables`.
-        same_identity: this process's identity opens both accounts: trying would show nothing.
-    """
+    """What the credential of another account may read of the restricted account."""
 
     tried: bool = False
+    # Names of the tables that could be read, and `the list of tables`.
     read: tuple[str, ...] = ()
+    # This process's identity opens both accounts, so trying would show nothing.
     same_identity: bool = False
 
 
@@ -255,52 +220,41 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class VersionsSeen:
-    """Versions on this machine.
-
-    Attributes:
-        python: three numbers.
-        rekey: its own, "" where it is not installed.
-        packages: rekey and what it requires, as far as installed: distribution name to version.
-        wanted: requirements as the distribution states them: `yoyo-migrations<10,>=9`.
-        sqlite: of SQLite.
-    """
+    """Versions on this machine."""
 
     python: tuple[int, int, int]
+    # Its own, "" if not installed.
     rekey: str
+    # rekey and its installed requirements: distribution name to version.
     packages: Mapping[str, str]
+    # Requirements of the distribution: `yoyo-migrations<10,>=9`.
     wanted: tuple[str, ...]
     sqlite: str
 
 
 @dataclass(frozen=True, slots=True)
 class StateSeen:
-    """The state file and where it is.
-
-    Attributes:
-        path: as configured.
-        file: the file, None while there is none.
-        siblings: SQLite's files (`-wal`, `-shm`) and the lock file next to it, those that exist.
-        folder: its folder, None while there is none.
-        free_bytes: on its disk, None when unknown.
-        file_system: its type, "" when unknown.
-        not_writable: the file or folder that this user cannot write to; "" for none.
-        held_by: the process that holds the lock, "" when it is free or this is unknown.
-        trouble: why it cannot be opened.
-        schema, newest_schema: schema version of the file, 0 while there is none; and of this program.
-        broken_at: number of the first audit event that breaks the chain, None when the chain holds.
-    """
+    """The state file and its surroundings."""
 
     path: str
     file: FileSeen | None = None
+    # The existing ones of SQLite's files (`-wal`, `-shm`) and the lock file.
     siblings: tuple[FileSeen, ...] = ()
     folder: FileSeen | None = None
+    # On its disk, None if unknown.
     free_bytes: int | None = None
+    # Its type, "" if unknown.
     file_system: str = ""
+    # The file or folder that this user cannot write to; "" for none.
     not_writable: str = ""
+    # The process that holds the lock, "" if free or unknown.
     held_by: str = ""
+    # Why it cannot be opened.
     trouble: RekeyError | None = None
+    # Schema version of the file (0 without), and of this program.
     schema: int = 0
     newest_schema: int = 0
+    # Number of the first audit event that breaks the chain, or None.
     broken_at: int | None = None
 
 
@@ -309,87 +263,64 @@ class StateSeen:
 
 @dataclass(frozen=True, slots=True)
 class ScriptSeen:
-    """One migration script.
-
-    Attributes:
-        script_id: its id.
-        source: the table it migrates.
-        elsewhere: whether a table of it is in the account of `[targets]`.
-        unresolved: names of secrets it needs that cannot be read, with the error of each.
-        unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
-        sealed: whether its mapping is sealed.
-        shredded: cohorts that the audit log says were shredded.
-        group: its group, "" without one.
-    """
+    """A migration script."""
 
     script_id: str
     source: str
+    # Secrets it needs that cannot be read, with their errors.
     unresolved: Mapping[str, RekeyError] = field(default_factory=dict)
+    # Why the wrapping key that it needs cannot be used, if so.
     unsealed: RekeyError | None = None
     sealed: bool = False
+    # Cohorts that were shredded according to the audit log.
     shredded: frozenset[str] = frozenset()
+    # Whether it has a table in the target account.
     elsewhere: bool = False
     group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationsSeen:
-    """The scripts of the project.
-
-    Attributes:
-        folder: where they are, None when there is no such folder.
-        files: all `.py` files of the folder, helper modules (`_*.py`) included.
-        scripts: the scripts; none when one of them does not load.
-        named_secrets: names of the secrets that the scripts need.
-        trouble: why they do not load.
-    """
+    """The scripts of the project."""
 
     folder: FileSeen | None
+    # All `.py` files of the folder, including helper modules (`_*.py`).
     files: tuple[FileSeen, ...] = ()
+    # Empty when one of them does not load.
     scripts: tuple[ScriptSeen, ...] = ()
+    # Names of the secrets that the scripts need.
     named_secrets: frozenset[str] = frozenset()
+    # Why they do not load.
     trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationSeen:
-    """One migration in the restricted store, in numbers.
-
-    Attributes:
-        script_id: its id.
-        phase, epoch: of its control row; "" and 0 when it has none.
-        live, silent, over: the numbers of its clients, by the age of their last beat.
-        versions: the versions of rekey that its clients use, without those that are over.
-        intents: the number of its intents in the journal.
-        due: cohorts of its mapping whose keeping time is over and that are still there.
-        returned: cohorts that were shredded according to the audit log, and whose data key is there again.
-        trouble: why its rows cannot be read.
-    """
+    """A migration in the restricted store, in numbers."""
 
     script_id: str
+    # Of its control row; "" and 0 without one.
     phase: str = ""
     epoch: int = 0
+    # Numbers of clients, by the age of their last heartbeat.
     live: int = 0
     silent: int = 0
     over: int = 0
+    # The versions of rekey that its clients use, without those that are over.
     versions: tuple[str, ...] = ()
+    # Number of its intents in the journal.
     intents: int = 0
+    # Cohorts of its mapping that still exist after their retention.
     due: tuple[str, ...] = ()
+    # Cohorts that were shredded according to the audit log, but whose data key exists again.
     returned: tuple[str, ...] = ()
+    # Why its rows cannot be read.
     trouble: RekeyError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that was observed.
-
-    Attributes:
-        sources: outcome of reading each source table, of those that were tried.
-        store: outcome of reading each table of the restricted store.
-        stored: the project's migrations as found in the restricted store.
-        targets: the account of targets, None where none is configured.
-        crossings: what the credential of each other account may read of the restricted one, by its section.
-    """
+    """Everything that was observed."""
 
     configuration: ConfigurationSeen
     tables: AccountSeen
@@ -397,11 +328,16 @@ class Observed:
     versions: VersionsSeen
     state: StateSeen
     migrations: MigrationsSeen
+    # Outcome of reading each source table that was tried.
     sources: Mapping[str, Reading] = field(default_factory=dict)
+    # Outcome of reading each table of the restricted store.
     store: Mapping[str, Reading] = field(default_factory=dict)
+    # The project's migrations in the restricted store.
     stored: tuple[MigrationSeen, ...] = ()
     writing: Writing = field(default_factory=Writing)
+    # The target account, if configured.
     targets: AccountSeen | None = None
+    # What the credential of each other account may read of the restricted one, by section.
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
 
     @property

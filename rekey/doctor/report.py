@@ -1,14 +1,4 @@
-"""The results of the checks: findings, each with its reason and its remedy, and facts that need no action.
-
-Rules kept here:
-
-* The texts of findings are in `findings.toml`, except those that depend on the observation. There is no
-  finding whose code is not in that file.
-* No result holds a key, a secret, a SAS or a connection string: the observations hold none
-  (`rekey.doctor.observed`).
-* A command that is to be typed is on a line of its own and is never wrapped.
-* Errors come before warnings, warnings before notes, within each family; the last line counts them.
-"""
+"""The results of the checks: findings, each with its reason and remedy, and facts that need no action."""
 
 from __future__ import annotations
 
@@ -28,25 +18,18 @@ _INDENT = " " * 11
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that the operator should know or do.
+    """Something that the operator should know or do."""
 
-    Attributes:
-        code: its code, a key of `TEXTS`.
-        severity: an error will stop a migration or gives access to others; a warning is a risk; a note
-            informs.
-        about: what it is about: a section of the configuration, a file, a script.
-        seen: what was observed.
-        why: why it matters.
-        remedy: what to do.
-        command: a command that does it or shows more, "" when there is none.
-    """
-
+    # A key of `TEXTS`.
     code: str
+    # An error will stop a migration or gives access to others; a warning is a risk; a note informs.
     severity: Severity
+    # The subject: a section of the configuration, a file, a script.
     about: str
     seen: str
     why: str
     remedy: str
+    # A command that does it or shows more, or ""; printed on a line of its own, unwrapped.
     command: str = ""
 
 
@@ -55,10 +38,10 @@ def found(code: str, about: str, severity: Severity | None = None, /, **values: 
 
     Args:
         code: a key of `TEXTS`.
-        about: what it is about.
+        about: the subject.
         severity: replaces the severity of `TEXTS`.
-        values: for the names in braces in its texts; a value named `seen`, `why`, `do` or `command` replaces
-            that whole text.
+        values: for the names in braces in its texts; one named `seen`, `why`, `do` or `command` replaces that
+            text.
     """
     texts = TEXTS[code]
     told = filled(texts, values, "seen", "why", "do", "command")
@@ -88,15 +71,13 @@ class Report:
         return [one for told in self.families.values() for one in told if isinstance(one, Finding)]
 
     def count(self, severity: Severity) -> int:
-        """Return how many findings are of a severity."""
         return sum(one.severity is severity for one in self.findings)
 
     def fails(self, *, strict: bool) -> bool:
-        """Tell whether there is an error; with `strict`, whether there is an error or a warning."""
+        """Tell whether there is an error; with `strict`, an error or a warning."""
         return bool(self.count(Severity.ERROR) or (strict and self.count(Severity.WARNING)))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as `--json` prints it."""
         told = [(family, one) for family, of_family in self.families.items() for one in of_family]
         return {
             "counts": {f"{severity}s": self.count(severity) for severity in Severity},
@@ -105,7 +86,6 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """Return the report for people."""
         lines: list[str] = []
         for family, told in self.families.items():
             lines.append(family)

@@ -1,14 +1,8 @@
-"""The checks: each tries one thing that rekey takes for granted and says what it saw; then what deviates.
+"""The checks: each tries one assumption of rekey and returns what it saw, by name. `checks.toml` says what
+must be seen; anything else, or anything missing, is a deviation.
 
-Rules kept here:
-
-* A check judges nothing: it returns what it saw by name, and `checks.toml` says what must be seen. Nothing of
-  that is a key or a value of others.
-* What `checks.toml` does not know of is a deviation, and so is what was not seen: nothing passes by default.
-* On Azurite a deviation that is known of it is told as that; on any other service it is one like any.
-* What a check writes it could find written by nobody else: the tables are this run's own.
-* Rows go through the interface of tables that everything else uses (`rekey.tables.base`), so that the same
-  checks run on tables in memory. `WIRE` has those that need HTTP.
+Checks use the same table interface as everything else (`rekey.tables.base`), so they run on tables in memory
+too; `WIRE` has those that need HTTP.
 """
 
 from __future__ import annotations
@@ -45,19 +39,19 @@ CATALOGUE = Path(__file__).with_name("checks.toml")
 _READ = texts.table(CATALOGUE)
 PROMISES: Mapping[str, str] = _READ["promises"]
 CHECKS: Mapping[str, Mapping[str, Any]] = _READ["checks"]
-# Properties with their annotations, as they are written.
+# Properties to write, with their annotations.
 VALUES: Mapping[str, Any] = _READ["values"]
-# The word under which a check that could not be carried out says why.
+# The name under which a check says why it failed to run.
 ERROR = "error"
-# What was not as rekey takes it for granted, as a report has it: under `word`, `wanted` and `seen`, whether
-# Azurite is `known` for it (and it is Azurite), and the `promise` that rests on it.
+# A deviation as reported: `word`, `wanted` and `seen`, whether it is `known` of Azurite (on Azurite), and the
+# `promise` that rests on it.
 Deviation: TypeAlias = dict[str, Any]
 Seen: TypeAlias = Mapping[str, object]
 Check: TypeAlias = Callable[[Scene], Awaitable[Seen]]
 _STALE = "W/\"datetime'2001-01-01T00%3A00%3A00.0000000Z'\""
 _CONDITIONAL = (Verb.REPLACE, Verb.MERGE, Verb.DELETE)
 _SAFE_TICKS = round(SAFETY_S * TICKS_PER_SECOND)
-# Seconds after which a request that something on the way repeats has arrived again.
+# Seconds within which a request repeated by an intermediary would arrive again.
 _SETTLED_S = 1.5
 
 
@@ -66,7 +60,7 @@ def _inserts(rows: Iterable[Row]) -> list[Operation]:
 
 
 def _each_once(rows: Sequence[Row], expected: Iterable[Row]) -> str:
-    """Say whether rows are those expected, each once."""
+    """Tell whether rows are the expected ones, each once."""
     counts = Counter(map(key_of, rows))
     counts.subtract(map(key_of, expected))
     lost, more = sum(n < 0 for n in counts.values()), sum(n > 0 for n in counts.values())
@@ -94,7 +88,7 @@ async def update_needs_row(on: Scene) -> Seen:
 
 
 async def conditions(on: Scene) -> Seen:
-    """A condition holds for the row's present ETag alone."""
+    """A condition holds for the row's current ETag only."""
     stale = await on.table.insert(on.row(N=1))
     fresh = await on.table.replace(on.row(N=2), etag=stale)
     seen = {str(one): await told(on.table.write(Operation(one, on.row(N=3), stale))) for one in _CONDITIONAL}
@@ -103,7 +97,7 @@ async def conditions(on: Scene) -> Seen:
 
 
 async def one_winner(on: Scene) -> Seen:
-    """Of writers with one ETag one wins."""
+    """Of concurrent writers with the same ETag one wins."""
     etag = await on.table.insert(on.row(N=0))
     ended = await asyncio.gather(*(told(on.table.merge(on.row(N=n), etag=etag)) for n in range(1, 7)))
     winners = [str(number) for number, one in enumerate(ended, 1) if one == "done"]
@@ -111,7 +105,7 @@ async def one_winner(on: Scene) -> Seen:
 
 
 async def replace_and_merge(on: Scene) -> Seen:
-    """A replace drops what it does not name, a merge keeps it, an upsert does either; a null is not kept."""
+    """A replace drops what it does not name, a merge keeps it, an upsert does either; nulls are dropped."""
     seen: dict[str, str] = {}
     for verb, properties in (
         (Verb.INSERT, {"A": 1, "B": 1, "C": None}),
@@ -127,7 +121,7 @@ async def replace_and_merge(on: Scene) -> Seen:
 
 
 async def etags(on: Scene) -> Seen:
-    """Every write gives an ETag that the row never had, which reads and scans return."""
+    """Every write gives an ETag that the row never had, and reads and scans return it."""
     verbs = (Verb.INSERT, Verb.REPLACE, Verb.MERGE, Verb.DELETE, Verb.INSERT)
     given = [await on.table.write(Operation(verb, on.row(N=1))) for verb in verbs]
     given += map(str, await on.table.transact([Operation(Verb.REPLACE, on.row(N=1), "*")]))
@@ -147,7 +141,7 @@ async def read_after_write(on: Scene) -> Seen:
 
 
 async def not_repeated(on: Scene) -> Seen:
-    """Nothing on the way sends a write again."""
+    """No intermediary repeats a write."""
     table, put, gone = on.table, on.row("put", N=1), on.row("gone", N=1)
     await table.insert(gone)
     await table.upsert(put)
@@ -164,7 +158,7 @@ async def not_repeated(on: Scene) -> Seen:
 
 # --- scans ----------------------------------------------------------------------------------------------
 
-# Keys that something on the way could take for each other, or sort in another way.
+# Keys that an intermediary could confuse or sort differently.
 _ODD = (
     *("", " ", "0", "A", "a", "a ", "a.", "+", "'", "''", "%", "%25", "%2F", "&=;:@$,()", '"', "<x>"),
     *("\u00e9", "e\u0301", "\u6f22", "\ue000", "\ufffd", "\U0001f600", "\U0010ffff"),
@@ -185,7 +179,7 @@ async def order(on: Scene) -> Seen:
 
 
 async def odd_keys(on: Scene) -> Seen:
-    """Keys stay as they are, and apart, in writes, queries and filters."""
+    """Keys stay unchanged and distinct in writes, queries and filters."""
 
     async def number(name: str) -> str:
         try:
@@ -204,13 +198,13 @@ async def odd_keys(on: Scene) -> Seen:
 
 
 async def addresses(on: Scene) -> Seen:
-    """Odd keys arrive as they are where they stand in the address of a row."""
+    """Odd keys arrive unchanged in the address of a row."""
     misread = await probe_odd_keys(on.table, on.partition)
     return {"misread": ", ".join(misread.at_addresses) or "nothing"}
 
 
 async def pages(on: Scene) -> Seen:
-    """A scan in pages returns every row once, whatever page and continuation it comes in."""
+    """A scan in pages returns every row once, whatever the pages."""
     rows = [on.row(f"{number:02}", N=number) for number in range(23)]
     await on.table.transact(_inserts(rows))
     answers = [page.rows async for page in on.table.scan(on.own, page_rows=5)]
@@ -220,7 +214,7 @@ async def pages(on: Scene) -> Seen:
 
 
 async def moving_scan(on: Scene) -> Seen:
-    """A row that stays where it is during a scan is returned once, whatever changes around it."""
+    """A scan returns every row that is not deleted meanwhile once, whatever else changes."""
     rows = [on.row(f"{number:02}", N=number) for number in range(1, 21)]
     await on.table.transact(_inserts(rows))
     gone, found = [rows[2], rows[14]], list[Row]()
@@ -236,7 +230,7 @@ async def moving_scan(on: Scene) -> Seen:
 
 
 async def ranges(on: Scene) -> Seen:
-    """A filter on keys returns the rows of the range and no other."""
+    """A filter on keys returns exactly the rows of the range."""
     rows = [{PARTITION_KEY: f"{on.partition}{one}", ROW_KEY: row} for one in "abc" for row in "123"]
     for number in range(0, 9, 3):
         await on.table.transact(_inserts(rows[number : number + 3]))
@@ -288,20 +282,20 @@ async def changed_since(on: Scene) -> Seen:
 
 
 async def clock(on: Scene) -> Seen:
-    """The service's time does not run backwards, and its Timestamps are of that time."""
+    """The service's time does not run backwards, and Timestamps match it."""
     service, moments, off = on.stage.service, list[int](), 0
     for number in range(4):
         moments.append(ticks_of(await service.server_time()))
         await on.table.upsert(on.row(N=number))
         stamp = ticks_of(str((await on.get())[TIMESTAMP]))
         moments.append(ticks_of(await service.server_time()))
-        # Told times are whole seconds: up to a second early.
+        # Reported times are whole seconds: up to a second early.
         off += not moments[-2] - _SAFE_TICKS <= stamp <= moments[-1] + _SAFE_TICKS + TICKS_PER_SECOND
     return {"falls": max(a - b for a, b in pairwise(moments)) > _SAFE_TICKS, "timestamps_off": off}
 
 
 async def service_time(on: Scene) -> Seen:
-    """The service takes the parameter that limits its work on a request."""
+    """The service accepts the parameter that limits its work on a request."""
     shared = on.stage.service.shared(on.table.name)
     etag = await shared.insert(on.row(N=1))
     await shared.replace(on.row(N=2), etag=etag)
@@ -312,7 +306,7 @@ async def service_time(on: Scene) -> Seen:
 
 
 async def values(on: Scene) -> Seen:
-    """Every value comes back as it was written, with its type."""
+    """Every value is returned as written, with its type."""
     row = on.row(**VALUES)
     await on.table.insert(row)
     kept = [canonical_content(one) for one in (await on.get(), *await on.scan())]
@@ -321,21 +315,21 @@ async def values(on: Scene) -> Seen:
 
 
 async def value_limits(on: Scene) -> Seen:
-    """Strings and binary values of nearly 64 KiB are taken, larger ones are refused."""
+    """Strings and binary values of nearly 64 KiB are accepted, larger ones refused."""
     tried: dict[str, Row] = {f"string_{n}": {"V": "x" * n} for n in (2**15 - 1, 2**15 + 1)}
     tried |= {f"binary_{3 * n}": {"V": "AAAA" * n, "V" + TYPE_SUFFIX: BINARY} for n in (21844, 21846)}
     return {name: await told(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
 
 
 async def key_limits(on: Scene) -> Seen:
-    """Keys of up to 1,024 units are taken, longer ones and certain characters are refused."""
+    """Keys of up to 1,024 units are accepted, longer ones and certain characters refused."""
     tried = {f"units_{n}": "k" * n for n in (MAX_KEY_UNITS // 2, MAX_KEY_UNITS, MAX_KEY_UNITS + 1)}
     tried |= {"slash": "a/b", "backslash": "a\\b", "hash": "a#b", "question": "a?b", "control": "a\x01b"}
     return {name: await told(on.table.insert(on.row(key))) for name, key in tried.items()}
 
 
 async def row_limits(on: Scene) -> Seen:
-    """Rows of 252 properties, names of 255 characters and about 1 MiB are taken, larger ones are refused."""
+    """Rows of 252 properties, names of 255 characters and about 1 MiB are accepted, larger ones refused."""
     tried: dict[str, Row] = {
         f"properties_{n}": {f"P{one}": one for one in range(n)} for n in (MAX_PROPERTIES, MAX_PROPERTIES + 1)
     }
@@ -348,7 +342,7 @@ async def row_limits(on: Scene) -> Seen:
 
 
 async def transaction(on: Scene) -> Seen:
-    """A transaction carries out every verb, and answers with ETags in order."""
+    """A transaction applies every verb, and returns ETags in order."""
     table, before = on.table, ("merged", "replaced", "deleted")
     await table.transact(_inserts(on.row(name, A=1, B=1) for name in before))
     verbs = [
@@ -369,7 +363,7 @@ async def transaction(on: Scene) -> Seen:
 
 
 async def transaction_whole(on: Scene) -> Seen:
-    """A transaction that fails leaves everything as it was, and says which operation failed, and why."""
+    """A transaction that fails changes nothing, and reports the failing operation and the reason."""
     await on.table.transact(_inserts(on.row(name, N=1) for name in ("there", "other")))
     before = await on.scan()
     others = [Operation(Verb.DELETE, on.row("other")), Operation(Verb.INSERT, on.row("new"))]
@@ -384,8 +378,7 @@ async def transaction_whole(on: Scene) -> Seen:
 
 
 async def transaction_limits(on: Scene) -> Seen:
-    """Transactions of 100 operations and nearly 4 MiB are taken; larger ones, and others that rekey never
-    sends, are refused whole."""
+    """Transactions of 100 operations and nearly 4 MiB are accepted; larger and invalid ones refused."""
     account = on.stage.account
     encoder = Encoder(account.endpoint, on.table.name)
 
@@ -423,8 +416,8 @@ async def transaction_limits(on: Scene) -> Seen:
 
 
 async def tables(on: Scene) -> Seen:
-    """A table is made once, whatever the case of its name; one that is deleted refuses everything, and its
-    name stays taken for a while."""
+    """A table is created once, whatever the case of its name; a deleted one refuses everything, and its name
+    stays reserved for a while."""
     service, table = on.stage.service, await on.stage.new_table()
     again = [await service.create_table(name) for name in (table.name, table.name.upper())]
     await table.insert(on.row())
@@ -444,7 +437,7 @@ async def lost_answers(on: Scene) -> Seen:
     def heard(kind: Kind, _status: int, _seconds: float) -> None:
         if lose and kind is lose[0]:
             lose.clear()
-            raise ConnectionResetError  # as if the connection had broken before the answer
+            raise ConnectionResetError  # simulates a connection that broke before the answer
 
     seen: dict[str, str] = {}
     async with opened(on.stage.account) as service:
@@ -477,8 +470,8 @@ async def credentials(on: Scene) -> Seen:
         return "taken" if heard.accepted else "refused" if 400 <= heard.status < 500 else "no answer"
 
     seen = {"none": await asked(None), "another": await asked(strange), "signed_long_ago": "refused"}
-    if own is not None:  # the life of a token cannot be tried
-        # By the service's clock: this machine's may be some minutes ahead.
+    if own is not None:  # a token's lifetime cannot be tested
+        # By the service's clock: this machine's may be minutes ahead.
         ahead = SystemClock().ticks() - ticks_of(await on.stage.service.server_time())
         ago = SIGNED_S + 120 + ahead / TICKS_PER_SECOND
         late = replace(SharedKey.of(account.name, own), signed_s_ago=ago)
@@ -490,7 +483,7 @@ def _named(*checks: Check) -> dict[str, Check]:
     return {check.__name__.replace("_", "-"): check for check in checks}
 
 
-# Checks by id, of everything that is a table.
+# Checks of any table, by id.
 ALIKE = _named(
     *(insert_once, update_needs_row, conditions, one_winner, replace_and_merge, etags, read_after_write),
     *(
@@ -508,7 +501,7 @@ ALIKE = _named(
     ),
     *(service_time, values, value_limits, key_limits, row_limits, transaction, transaction_whole, tables),
 )
-# Checks that need an account behind HTTP.
+# Checks that need HTTP.
 WIRE = _named(transaction_limits, lost_answers, credentials)
 
 
@@ -516,7 +509,7 @@ WIRE = _named(transaction_limits, lost_answers, credentials)
 
 
 def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list[Deviation]:
-    """Return what deviates in the words of a check. `azurite`: the service says that it is Azurite."""
+    """Return the deviations in what a check saw. `azurite`: the service says that it is Azurite."""
     holds, known = CHECKS[check]["holds"], CHECKS[check].get("azurite", {}) if azurite else {}
     if ERROR in seen:
         holds, seen = {ERROR: "none"}, {ERROR: seen[ERROR]}

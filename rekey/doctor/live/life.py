@@ -1,16 +1,5 @@
-"""A small migration, taken through its life on throw-away tables: killed, resumed, cut over and taken back.
-
-Rules kept here:
-
-* Every command is the program itself, as a process with a project of its own; a kill is SIGKILL, in the
-  middle of copying (a stop by SIGTERM where this machine does not show that a process is dead). The folder
-  is removed, and no process is left, however the life ends.
-* The tables of the restricted store have names of this run: nothing of a real migration is touched or shared.
-* The application writes meanwhile: to the source and later to the target itself (capture "delta"), or through
-  clients of both views (capture "dual-write"). It records what it wrote.
-* What is compared is read from the tables: the source with that record, the target with what the source
-  gives.
-"""
+"""A small migration, taken through its life on throw-away tables: killed, resumed, cut over and rolled back,
+while an application writes. Every command is a process with a project of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +27,7 @@ from rekey.rehearse.project import Project
 from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
-# With small windows and, until the kill, a low rate, so that it lands in the middle of copying.
+# Small windows and, until the kill, a low rate: the kill must land during the copy.
 ROWS = 16
 _POLL_S, _COMMAND_S = 0.02, 180.0
 _SCRIPT = Path(__file__).with_name("script.txt")
@@ -48,7 +37,7 @@ Write: TypeAlias = Callable[[Operation], Awaitable[object]]
 
 
 class _Apart:
-    """The tables of an account, under names that begin otherwise."""
+    """The tables of an account, under prefixed names."""
 
     def __init__(self, whole: TableService, prefix: str) -> None:
         self.whole, self.prefix = whole, prefix
@@ -61,17 +50,17 @@ class _Apart:
 
 
 def apart(accounts: Accounts, prefix: str) -> Accounts:
-    """Return accounts whose restricted store has tables of names that begin with `prefix`."""
+    """Return accounts whose restricted store has prefixed table names, apart from any real migration."""
     return replace(accounts, restricted=cast("TableService", _Apart(accounts.restricted, prefix)))
 
 
 async def life(capture: str, config: Config, *stages: Stage) -> Seen:
-    """Take a small migration of a capture through its life, and return what was seen.
+    """Take a small migration through its life, and return what was seen.
 
     Args:
         capture: of the migration.
-        config: the accounts are those of this project.
-        stages: those of its accounts (tables, targets if there is one, restricted), which remove the tables.
+        config: this project's accounts are used.
+        stages: of its accounts (tables, targets if any, restricted); they remove the tables.
     """
     tables, elsewhere, restricted = stages[0], stages[-2], stages[-1]
     prefix, seen = f"{tables.prefix}{capture[:2]}", dict[str, str]()
@@ -130,7 +119,7 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
             while not running.ended and not copied:
                 await asyncio.sleep(_POLL_S)
                 copied = sum(segment.rows for segment in project.segments(BACKFILL))
-            # Where it cannot be seen that a process is dead (macOS), its lease would be waited for.
+            # Where a dead process cannot be detected (macOS), the next run would wait for its lease.
             here = Holder.current(prefix)
             is_seen = bool(here.boot and here.namespace)
             ended = (running.kill() if is_seen else running.stop()).code

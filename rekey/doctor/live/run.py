@@ -1,13 +1,5 @@
-"""One run: leftovers removed, checks and small migrations made, tables removed, a report that is signed.
-
-Rules kept here:
-
-* Everything is bounded: a check that does not end in time is told as that, and after `RUN_S` nothing more is
-  begun. What was made is removed before the report is made, and also when the run is interrupted.
-* The report is a signed statement like that of a bundle, of a type of its own, next to the state file, where
-  an export of evidence finds it. A later run takes its place.
-* It holds no key of a row, and no secret: endpoints, words of checks, names of throw-away tables.
-"""
+"""One run: remove leftovers, run checks and small migrations, remove tables, sign a report. The report holds
+no key of a row and no secret."""
 
 from __future__ import annotations
 
@@ -32,15 +24,15 @@ from rekey.evidence.statement import LIVE_TYPE, Statement, signed
 from rekey.project.config import Config
 from rekey.project.privatefiles import write_whole
 
-# The check whose deviation rekey works around.
+# A check whose deviation rekey works around.
 ADDRESSES = "addresses"
 RUN_S, CHECK_S = 1500.0, 120.0
-# About so many requests are sent: 250 by the checks of each account, the others by the small migrations.
+# Approximate number of requests: 250 by the checks of each account, the others by the small migrations.
 REQUESTS = 1600
 
 
 async def seen_of(check: Awaitable[Seen], until: float) -> Seen:
-    """Return what a check saw; that it failed, by the error's type alone, or did not end in time, too."""
+    """Return what a check saw, or that it failed (by the error's type alone) or did not end in time."""
     try:
         async with asyncio.timeout_at(until):
             return await check
@@ -48,12 +40,12 @@ async def seen_of(check: Awaitable[Seen], until: float) -> Seen:
         return {ERROR: "no end in time"}
     except RekeyError as error:
         return {ERROR: f"{type(error).__name__} {getattr(error, 'code', '')}".strip()}
-    except Exception as error:  # noqa: BLE001 - an answer that nobody foresaw is a finding, too
+    except Exception as error:  # noqa: BLE001 - an unforeseen answer is a finding too
         return {ERROR: type(error).__name__}
 
 
 async def checked(stage: Stage, checks: Mapping[str, Check], until: float) -> dict[str, Seen]:
-    """Make checks one after the other on a table of the stage; return what each saw."""
+    """Run checks one after the other on a table of the stage; return what each saw."""
     table = await stage.new_table()
     now = asyncio.get_running_loop().time
     return {
@@ -63,7 +55,7 @@ async def checked(stage: Stage, checks: Mapping[str, Check], until: float) -> di
 
 
 async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, Any]:
-    """Make a run on accounts that can be reached, and return its report.
+    """Run on accounts that can be reached, and return the report. After `RUN_S` nothing more is started.
 
     Raises:
         RekeyError: an account fails before the first check.
@@ -85,7 +77,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
         tried = accounts[:-1] if any(map(config.restricted.is_same_as, others)) else accounts
         every = {**ALIKE, **WIRE}
         checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
-        await together(checking)  # where one fails, no other makes a table any more
+        await together(checking)  # if one fails, no other creates another table
         for account, found_there in zip(tried, checking, strict=True):
             azurite = account.kind is Kind.AZURITE
             seen += [(account.section, name, azurite, one) for name, one in found_there.result().items()]
@@ -125,7 +117,7 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
             if one["check"] == ADDRESSES and each["word"] != ERROR:
                 yield found("live-addresses", about, keys=each["seen"])
                 continue
-            if each["word"] == ERROR:  # perhaps the account was busy
+            if each["word"] == ERROR:  # the account may have been busy
                 said["seen"] = f"it was tried whether {one['what']}, and that failed: {each['seen']}"
                 said["do"] = "run it again; if it stays so, do not migrate there, and report it"
             yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
@@ -142,7 +134,8 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
 
 
 def keep(report: Mapping[str, Any], config: Config, signer: Signer | None) -> None:
-    """Sign a report, and keep it next to the state file. Raises MachineFailed."""
+    """Sign a report and store it next to the state file, where an export of evidence finds it, replacing the
+    last one. Raises MachineFailed."""
     judged_by = {CATALOGUE.name: hashlib.sha256(CATALOGUE.read_bytes()).hexdigest()}
     path = live_path(config.state)
     try:

@@ -1,13 +1,4 @@
-"""The throw-away tables of one account, and how checks write to them.
-
-Rules kept here:
-
-* A table is noted before it is made, and every noted table is deleted when the stage is left, however that
-  happens. One whose making was cut off is deleted, too.
-* Names hold the service's time at which the run began. What is removed of an earlier run has such a name, and
-  began more than `STALE_S` before this run: longer than any run lasts.
-* Rows are made up, and each check has a partition of its own.
-"""
+"""The throw-away tables of one account, and how checks write to them."""
 
 from __future__ import annotations
 
@@ -31,7 +22,7 @@ from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transpo
 from rekey.tables.wire import COMMON_HEADERS, loads, query_string
 
 PREFIX = "rekeylive"
-# Seconds after which a run is surely over: it ends itself after less than half of that.
+# Seconds after which a run is certainly over: it ends itself in less than half of that.
 STALE_S = 3600
 GONE = "gone"
 _NAME = re.compile(rf"{PREFIX}(\d{{10}})[0-9a-f]{{6}}[A-Za-z0-9]*")
@@ -40,24 +31,24 @@ _RETRY = RetryPolicy(attempts=4, connect_attempts=2, max_wait=2.0)
 
 
 def new_prefix(now: str) -> str:
-    """Return what the names of a run's tables begin with. `now`: the service's time."""
+    """Return the prefix of a run's table names, which contains the service's time `now`."""
     return f"{PREFIX}{ticks_of(now) // TICKS_PER_SECOND:010d}{secrets.token_hex(3)}"
 
 
 def is_stale(name: str, now: str) -> bool:
-    """Tell whether a table is of an earlier run that is surely over."""
+    """Tell whether a table is of an earlier run that is certainly over."""
     found = _NAME.fullmatch(name)
     return found is not None and int(found[1]) < ticks_of(now) // TICKS_PER_SECOND - STALE_S
 
 
 def opened(account: Account) -> AzureTableService:
-    """Open an account's tables, with few and short repetitions."""
+    """Open an account's tables, with few and short retries."""
     return AzureTableService.open(account.endpoint, credential(account), retry=_RETRY, timeouts=_TIMEOUTS)
 
 
 @asynccontextmanager
 async def sending(account: Account) -> AsyncIterator[Transport]:
-    """Open what sends requests to an account as they are, once."""
+    """Open a transport that sends requests to an account unchanged, once."""
     own = credential(account)
     transport = Transport(account.endpoint, own, timeouts=_TIMEOUTS, connections=2, agent="rekey")
     try:
@@ -67,7 +58,7 @@ async def sending(account: Account) -> AsyncIterator[Transport]:
 
 
 async def leftovers(account: Account, now: str) -> list[str]:
-    """Return the tables of earlier runs that are surely over, as far as the list of tables is given."""
+    """Return the tables of earlier runs that are certainly over, as far as the account lists tables."""
     wanted = [("$filter", f"TableName ge '{PREFIX}' and TableName lt '{PREFIX}~'")]
     found: list[str] = []
     after: str | None = ""
@@ -87,7 +78,7 @@ def credential(account: Account) -> Credential:
 
 
 async def told(call: Awaitable[object]) -> str:
-    """Return how a call ended: `done`, `open` if that is not known, or the service's status and code, with
+    """Return how a call ended: `done`, `open` for an unknown outcome, or the service's status and code, with
     the index of an operation."""
     try:
         await call
@@ -101,27 +92,19 @@ async def told(call: Awaitable[object]) -> str:
 
 @dataclass
 class Stage:
-    """One account on which checks are made.
+    """An account to run checks on."""
 
-    Attributes:
-        service: its tables.
-        prefix: what names of tables begin with.
-        account: as configured.
-        clock: waits.
-        names: the tables that were made, or were about to be.
-        left: those that could not be deleted.
-    """
-
-    service: TableService
-    prefix: str
-    account: Account
-    clock: Clock = field(default_factory=SystemClock)
-    names: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    service: TableService  # its tables
+    prefix: str  # of table names
+    account: Account  # as configured
+    clock: Clock = field(default_factory=SystemClock)  # waits
+    names: list[str] = field(default_factory=list)  # the tables that were or are to be created
+    left: list[str] = field(default_factory=list)  # those that could not be deleted
 
     async def new_table(self) -> Table:
-        """Make a table."""
+        """Create a table."""
         name = f"{self.prefix}t{len(self.names)}"
+        # Noted first: a table whose creation was interrupted is deleted too.
         self.names.append(name)
         await self.service.create_table(name)
         return self.service.table(name)
@@ -135,36 +118,34 @@ class Stage:
             except ServiceError:
                 self.left.append(name)
 
-        # At once: an account that is gone by now is waited for once, not for each table.
+        # Concurrently: an account that is gone is waited for once, not per table.
         await asyncio.gather(*map(delete, self.names))
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What one check works with: a table, and a partition of its own in it."""
+    """What one check uses: a table, and a partition of its own in it."""
 
     stage: Stage
     table: Table
     partition: str
 
     def row(self, name: str = "r", **properties: Any) -> Row:
-        """Return a row of the check's partition."""
         return {PARTITION_KEY: self.partition, ROW_KEY: name, **properties}
 
     async def get(self, name: str = "r") -> Row:
-        """Return a row as read, {} when there is none."""
+        """Return a row as read, {} without one."""
         return await self.table.get(EntityKey(self.partition, name)) or {}
 
     async def number(self, name: str = "r") -> str:
-        """Return the property N of a row, `gone` when there is no row."""
+        """Return the property N of a row, `gone` without a row."""
         found = await self.get(name)
         return str(found.get("N")) if found else GONE
 
     @property
     def own(self) -> KeyRange:
-        """The keys of the check's partition; not that with an empty RowKey."""
+        """The keys of the check's partition, except an empty RowKey."""
         return KeyRange.of_rows(self.partition)
 
     async def scan(self, **options: Any) -> list[Row]:
-        """Return the rows of the partition as a scan returns them."""
         return [row async for page in self.table.scan(self.own, **options) for row in page.rows]
