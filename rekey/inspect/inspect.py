@@ -1,11 +1,4 @@
-"""Inspecting a table: reading it, whole or a bounded sample of it. Nothing is written anywhere.
-
-Rules kept here:
-
-* A sample sends at most 60 requests, for a table of any size.
-* A whole read holds one page and counters: memory does not grow with the table.
-* Safe ids are made with a key that is not kept: they hold within one output only.
-"""
+"""Inspects a table, whole or by a bounded sample, without writing anything."""
 
 from __future__ import annotations
 
@@ -27,17 +20,18 @@ HEAD_ROWS = 5_000
 async def inspect_table(
     table: Table, *, exact: bool = False, show_keys: bool = False, progress: Progress | None = None
 ) -> tuple[Inspection, TableProfile]:
-    """Return the report of a table, and the profile it was made from (for advice; it holds keys).
+    """Return the report of a table, and the profile it was made from (for advice; it holds keys). Memory does
+    not grow with the table. Safe ids use a key that is not kept, so they are valid within one output only.
 
     Args:
         table: the table.
-        exact: read every row; otherwise at most 60 requests are sent.
+        exact: read every row; otherwise at most `SAMPLE_REQUESTS` requests are sent.
         show_keys: name the largest partitions by their keys.
-        progress: told the rows as they are read.
+        progress: reports the rows read.
 
     Raises:
         TableMissing: there is no such table.
-        CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
+        CredentialRefused, EndpointDown, Unavailable: the service failed.
     """
     profile = TableProfile(gaps=not exact)
     progress = progress or Progress()

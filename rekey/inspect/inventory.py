@@ -1,14 +1,4 @@
-"""The inventory of a source table: read whole, or sampled by a bounded number of page reads.
-
-Rules kept here:
-
-* The table is only read; nothing is written anywhere.
-* A sample reads the beginning of the table whole (so that batches can be packed as backfill packs them) and
-  then single pages elsewhere to estimate the size (`sampling.py`). It always says that it is an estimate.
-* The digest of a whole read is BLAKE2b over each row's ETag and Timestamp, in the order of the keys. Every
-  insert, update and delete changes it, and it holds nothing of a key: guesses cannot be tested against it.
-* Memory does not grow with the table: rows are handed on page by page.
-"""
+"""The inventory of a source table: read whole, or estimated from a limited number of page reads."""
 
 from __future__ import annotations
 
@@ -28,26 +18,23 @@ from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row
 from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
-# After how many rows of a table that is read whole its size is looked for, and by how many probes.
+# Rows of a full read after which the table's size is estimated, and the number of probes for that.
 GUESS_ROWS, GUESS_PROBES = 100_000, 15
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """How much a sampled inventory reads.
+    """How much a sampled inventory reads."""
 
-    Attributes:
-        head_rows: rows read from the beginning of the table.
-        probes: pages read elsewhere. One probe costs the service one request, two when its key is absent.
-        requests: at most so many requests in all, head included; None: `probes` alone bounds them.
-    """
-
+    # Rows read from the beginning, without gaps, so that batches can be packed as in backfill.
     head_rows: int = 30_000
+    # Pages read elsewhere. A probe costs one request, two when its key is absent.
     probes: int = 45
+    # Maximum number of requests, head included; None: only `probes` limits them.
     requests: int | None = None
 
 
-# The parts of a reading: the beginning of the table without a gap, and pages elsewhere.
+# The parts of a sample: the beginning of the table without gaps, and pages elsewhere.
 PARTS = (HEAD, ELSEWHERE) = (0, 1)
 
 Counted = TypeVar("Counted", bound=Hashable)
@@ -55,31 +42,24 @@ Counted = TypeVar("Counted", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How many rows of the table a row read stands for.
+    """How many rows of the table a row that was read stands for: one of the beginning for itself, one read
+    elsewhere for its share of all others. Otherwise the densely read beginning would count most."""
 
-    A row of the beginning stands for itself alone, one read elsewhere for its share of all others: otherwise
-    the beginning, which is read most densely, would count most.
-
-    Attributes:
-        read: rows read in each of `PARTS`.
-        rows: rows of the table.
-    """
-
-    read: tuple[int, int]
-    rows: int
+    read: tuple[int, int]  # rows read in each of `PARTS`
+    rows: int  # rows of the table
 
     @property
     def each(self) -> tuple[float, float]:
-        """Return the weight of a row of each of `PARTS`."""
+        """The weight of a row of each of `PARTS`."""
         head, elsewhere = self.read
         return 1.0, (self.rows - head) / elsewhere if elsewhere else 1.0
 
     def sum(self, counts: Iterable[float]) -> float:
-        """Return what the counts in each of `PARTS` are in the whole table."""
+        """Return the weighted sum of counts in each of `PARTS`."""
         return sum(weight * count for weight, count in zip(self.each, counts, strict=True))
 
     def merged(self, counts: Iterable[Mapping[Counted, int]]) -> dict[Counted, float]:
-        """Return what the counts in each of `PARTS` are in the whole table, by what was counted."""
+        """Return the weighted sums of counts in each of `PARTS`, by what was counted."""
         merged: defaultdict[Counted, float] = defaultdict(float)
         for weight, part in zip(self.each, counts, strict=True):
             for what, count in part.items():
@@ -89,39 +69,34 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Figures of a source table.
-
-    Attributes:
-        table: its name.
-        rows: how many rows, and how certain that is.
-        stored_bytes: bytes the service bills; 0 until the taker of the rows has measured them.
-        pages: pages read.
-        partitions: partitions met; all there are when `rows.exact`.
-        largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
-            that were read without a gap: a lower bound.
-        digest: 40 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
-        requests: requests sent; more than `pages` where an answer held no rows.
-        head_rows: rows read from the beginning on without a gap; all rows when `rows.exact`.
-    """
+    """Figures of a source table."""
 
     table: str
+    # Estimated number of rows.
     rows: RowEstimate = field(metadata=told(flat=True))
+    # Billed bytes; 0 until measured.
     stored_bytes: int
     pages: int = field(metadata=told("pages_read"))
+    # Partitions met; all of them when exact.
     partitions: int = field(metadata=told("partitions_met"))
+    # Rows of the largest partition; a lower bound unless exact.
     largest_partition: int
+    # 40 hexadecimal digits over every row's ETag and Timestamp in key order; None for a sample. Every change
+    # changes it, and it cannot be used to test guesses of keys.
     digest: str | None = field(metadata=UNTOLD)
+    # Requests sent; more than `pages` if responses were empty.
     requests: int = field(default=0, metadata=UNTOLD)
+    # Rows read from the beginning without a gap.
     head_rows: int = field(default=0, metadata=UNTOLD)
 
     @property
     def exact(self) -> bool:
-        """Tell whether every row was read."""
+        """Whether every row was read."""
         return self.rows.exact
 
     @property
     def basis(self) -> str:
-        """Return the basis of the figures: what was read, and whether they are estimates."""
+        """What the figures are based on, as text."""
         if self.exact:
             return f"every row was read ({counted(self.pages, 'page')})"
         return (
@@ -131,34 +106,29 @@ class Inventory:
 
     @property
     def weights(self) -> Weights:
-        """Return how many rows of the table a row read stands for."""
         return Weights((self.head_rows, self.rows.at_least - self.head_rows), self.rows.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object, as it stands in a plan."""
         return {**members(self), "basis": self.basis}
 
 
-# Takes the rows of one page, and the part of the reading that they belong to (`PARTS`).
+# Takes the rows of one page, and their part (`PARTS`).
 Take = Callable[[Sequence[Row], int], None]
 
-# Takes the key after which the next rows begin, when they do not continue the previous page.
+# Takes the key after which the next rows begin, after a gap.
 Jump = Callable[[EntityKey], None]
 
 
 async def read_whole(
     table: Table, take: Take, likely: Callable[[int], None] = lambda _rows: None
 ) -> Inventory:
-    """Read every row of a table, handing pages to `take`.
+    """Read every row of a table, passing pages to `take`. Raises TableMissing and service errors.
 
     Args:
         table: the table.
         take: takes the rows.
-        likely: told how many rows the table is likely to have, once so many were read that asking for it
-            (`GUESS_PROBES` probes) costs little in comparison; not told for a table with fewer.
-
-    Raises:
-        TableMissing: there is no such table; and service errors.
+        likely: called with the estimated number of rows, once so many were read that estimating
+            (`GUESS_PROBES` probes) is cheap in comparison; not called for a smaller table.
     """
     reading, probing = _Reading(table, take, gaps=False), None
     async with aclosing(table.scan()) as pages:  # type: ignore[type-var]  # all scans are generators
@@ -174,17 +144,15 @@ async def read_whole(
 
 
 async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | None = None) -> Inventory:
-    """Read a bounded part of a table, handing pages to `take`. Raises TableMissing and service errors.
-
-    A table that is no longer than the head is read whole; then the inventory says so and has its digest.
-    """
+    """Read a bounded part of a table, passing pages to `take`. A table no longer than the head is read whole.
+    Raises TableMissing and service errors."""
     reading = _Reading(table, take, gaps=True)
     page, whole = await reading.read_head(size.head_rows)
     if whole:
         return reading.inventory(reading.rows, exact=True, settled=True)
 
     def left() -> int | None:
-        # One request is reserved: after the last page of a table an empty answer may follow.
+        # One request is reserved for an empty response after the last page of a table.
         return None if size.requests is None else size.requests - 1 - reading.requests
 
     async def read(after: Units) -> Stretch:
@@ -199,13 +167,10 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
 
 
 class _Reading:
-    """Reads parts of one table, hands on each row once, and sums up the rows read.
-
-    Memory grows with a sample's partitions and requests, not with a whole read's.
-    """
+    """Reads parts of one table, passes on each row once, and sums up the rows read. Memory grows with a
+    sample's partitions and requests, not with a full read's."""
 
     def __init__(self, table: Table, take: Take, *, gaps: bool) -> None:
-        """Create a reading of no rows. `gaps`: parts are left out, so a partition may be met again."""
         self.rows = self.head_rows = self.pages = self.requests = 0
         self._part = HEAD
         self._table = table
@@ -213,11 +178,11 @@ class _Reading:
         self._runs = PartitionRuns(gaps=gaps)
         self._digest = blake2b(digest_size=20)
         self._read_upto: list[Units] = []
-        # The last keys of the stretches read, in order, and the keys after which they begin.
+        # The keys after which the stretches in `_read_upto` begin.
         self._read_after: list[Units] = []
 
     def take_page(self, rows: Sequence[Row], continues: bool) -> None:
-        """Count rows and hand them on; `continues`: they follow the previous ones without a gap."""
+        """Count rows and pass them on; `continues`: they follow the previous ones without a gap."""
         self.pages += 1
         if not continues:
             self._runs.cut("")
@@ -235,7 +200,7 @@ class _Reading:
         async with aclosing(self._table.scan()) as pages:  # type: ignore[type-var]  # as above
             async for page in pages:
                 self.requests += 1
-                # The page after the head shows whether the table continues; its rows are counted, too.
+                # The page after the head shows whether the table continues; its rows count too.
                 beyond = bool(page.rows) and self.rows >= head_rows
                 self.take_page(page.rows, True)
                 last = [units_of(key_of(row)) for row in page.rows] or last
@@ -246,15 +211,13 @@ class _Reading:
         return last, True
 
     async def read_stretch(self, after: Units, most: int | None) -> Stretch:
-        """Read one page's worth of rows after a key; only rows not read before are handed on.
-
-        `most`: how many answers to read at most; None reads on until there are so many rows or the table
-        ends, and counts as one request of the budget.
-        """
+        """Read one page's worth of rows after a key; only rows not read before are passed on. At most `most`
+        responses are read; None reads on until there are enough rows or the table ends, and counts as one
+        request."""
         keys: list[Units] = []
         ended = True
         sent = 0
-        start = key_from(after)  # just before `after` where that is no valid text
+        start = key_from(after)  # just before `after` if that is no valid text
         async with aclosing(self._table.scan(KeyRange(after=start))) as pages:  # type: ignore[type-var]
             async for page in pages:
                 sent += 1
@@ -272,17 +235,16 @@ class _Reading:
         return Stretch(keys, ended, 1 if most is None else sent)
 
     def _mark(self, after: Units, upto: Units) -> None:
-        """Note that all rows after `after` up to and including `upto` were read."""
+        """Record that all rows after `after` up to and including `upto` were read."""
         at = bisect_left(self._read_upto, upto)
         self._read_upto.insert(at, upto)
         self._read_after.insert(at, after)
 
     def _was_read(self, key: Units) -> bool:
-        # Stretches are few (one a request) and may overlap, so all that end at or after the key are asked.
+        # Stretches are few and may overlap, so check all that end at or after the key.
         return any(after < key for after in self._read_after[bisect_left(self._read_upto, key) :])
 
     def inventory(self, rows: int, *, exact: bool, settled: bool) -> Inventory:
-        """Return the inventory of the table, which has `rows` rows by the best estimate."""
         return Inventory(
             table=self._table.name,
             rows=RowEstimate(rows, self.rows, exact, settled),

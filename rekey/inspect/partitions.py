@@ -1,16 +1,5 @@
-"""Sizes of partitions, from rows in key order or in none. Pure.
-
-Rules kept here:
-
-* Rows of one partition stand together, so a run that begins and ends within the rows read is a whole
-  partition. A run that is cut off is counted with the rows seen of it, and marked as not whole.
-* Of a sample, partitions are counted by how often one ends within the rows read.
-* Of rows in no order (new keys), the largest partitions are counted by Misra and Gries ("Finding repeated
-  elements", 1982): exact while there are few partitions, a lower bound beyond. The number of partitions by
-  size is scaled up from those whose CRC-32 falls into a share of all its values: such a partition is counted
-  whole or not at all.
-* Memory is bounded. Counts name partitions by their keys; they stay in memory.
-"""
+"""Sizes of partitions, from rows in key order or in no order, in bounded memory. Counts name partitions by
+key and stay in memory. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 LARGEST = 10
-# Upper bounds of the size classes, in rows; the last class is open.
+# Upper bounds of the size classes, in rows; the last class is unbounded.
 CLASSES = (1, 9, 99, 999, 9_999, 99_999, 999_999)
 
 
@@ -36,7 +25,7 @@ class Large:
     whole: bool
 
 
-# The size classes for people: `1`, `2 to 9`, ..., `1,000,000 and more`.
+# The size classes as text: `1`, `2 to 9`, ..., `1,000,000 and more`.
 CLASS_NAMES = (
     "1",
     *(f"{low + 1:,} to {high:,}" for low, high in pairwise(CLASSES)),
@@ -45,19 +34,19 @@ CLASS_NAMES = (
 
 
 class PartitionRuns:
-    """Counts partitions by the PartitionKeys of rows in key order, with `cut` where rows were left out.
+    """Counts partitions by the PartitionKeys of rows in key order, with `cut` at gaps. A run between two
+    other partitions is a whole partition; one that is cut off counts with its rows seen, as not whole.
 
     Attributes:
         rows: rows counted.
         met: partitions met.
-        longest: the most rows of a partition that were counted without a gap.
-        ends: how many partitions were seen to end because another one follows.
+        longest: most rows of a partition counted without a gap.
+        ends: partitions seen to end, which estimates their number in a sample.
         sizes: whole partitions by size class.
     """
 
     def __init__(self, *, gaps: bool) -> None:
-        """Create an empty count. `gaps`: rows are left out, so a partition may be met again: those met are
-        remembered."""
+        """Create an empty count. `gaps`: rows are left out, so partitions met are remembered."""
         self.rows = self.met = self.longest = self.ends = 0
         self.sizes = [0] * (len(CLASSES) + 1)
         self._gaps = gaps
@@ -79,7 +68,7 @@ class PartitionRuns:
                     self.ends += 1
                     self._from_start = True
                 elif partition != self._after:
-                    # Reading began before this partition, so its first row was read.
+                    # The read began before this partition, so its first row was read.
                     self._from_start = True
                 self._partition = partition
                 if partition not in self._met:
@@ -94,7 +83,7 @@ class PartitionRuns:
         return new
 
     def cut(self, after: str) -> None:
-        """End the run, as rows were left out; the next ones begin after a key of the partition `after`."""
+        """End the run at a gap; the next rows begin after a key of the partition `after`."""
         self._close(whole=False)
         self._after = after
         self._from_start = False
@@ -105,7 +94,7 @@ class PartitionRuns:
 
     @property
     def largest(self) -> list[Large]:
-        """Return the largest partitions seen, the largest first."""
+        """The largest partitions seen, the largest first."""
         seen = [Large(partition, rows, True) for rows, partition in self._largest]
         seen += [Large(partition, rows, False) for partition, rows in self._cut_off.items()]
         return sorted(seen, key=lambda one: (-one.rows, one.partition))[:LARGEST]
@@ -116,7 +105,7 @@ class PartitionRuns:
         if partition is None:
             return
         if not whole:
-            self._cut_off[partition] += rows  # the same partition may be met again after a gap
+            self._cut_off[partition] += rows  # it may be met again after a gap
             return
         self.sizes[bisect_left(CLASSES, rows)] += 1
         if len(self._largest) < LARGEST:
@@ -132,37 +121,34 @@ SIZED_PARTITIONS = 20_000
 
 
 class PartitionTally:
-    """Counts rows per partition.
-
-    Exact while there are at most `capacity` partitions; beyond, `largest` is a lower bound.
-    """
+    """Counts rows per partition in no order, by Misra and Gries ("Finding repeated elements", 1982): exact up
+    to `capacity` partitions; beyond, `largest` is a lower bound."""
 
     def __init__(self, capacity: int = TALLIED_PARTITIONS) -> None:
-        """Create an empty tally that keeps at most `capacity` partitions."""
         self._capacity = capacity
         self._counts: Counter[str] = Counter()
         self._seen = 0
         self.exact = True
 
     def add(self, rows: Mapping[str, int]) -> None:
-        """Count rows: how many there are of each partition, at most a page's."""
+        """Add rows by partition, at most a page's."""
         self._seen += sum(partition not in self._counts for partition in rows)
         self._counts.update(rows)
         while len(self._counts) > self._capacity:
             self.exact = False
-            # Subtracting the median from all counts drops half of them; only rows counted before are lost.
+            # Subtracting the median from all counts drops half of them.
             less = sorted(self._counts.values())[len(self._counts) // 2]
             kept = {name: count - less for name, count in self._counts.items() if count > less}
             self._counts = Counter(kept)
 
     @property
     def partitions(self) -> int:
-        """Return the number of partitions met; a lower bound when not exact."""
+        """The number of partitions met; a lower bound when not exact."""
         return self._seen if self.exact else self._capacity
 
     @property
     def largest(self) -> int:
-        """Return the rows of the largest partition; a lower bound when not exact."""
+        """The rows of the largest partition; a lower bound when not exact."""
         return max(self._counts.values(), default=0)
 
     def top(self, number: int) -> list[tuple[str, int]]:
@@ -171,34 +157,33 @@ class PartitionTally:
 
 
 class PartitionSizes:
-    """Counts partitions by size class; an estimate beyond `capacity` partitions."""
+    """Counts partitions by size class. Beyond `capacity` partitions it counts those whose CRC-32 falls into a
+    share of all values, each whole or not at all, and scales up."""
 
     def __init__(self, capacity: int = SIZED_PARTITIONS) -> None:
-        """Create an empty count that keeps at most `capacity` partitions."""
         self._capacity = capacity
         self._counts: Counter[str] = Counter()
         self._mask = 0
 
     def add(self, rows: Mapping[str, int]) -> None:
-        """Count rows: how many there are of each partition, at most a page's."""
+        """Add rows by partition, at most a page's."""
         self._counts.update(self._sized(rows) if self._mask else rows)
         while len(self._counts) > self._capacity:
             self._mask = 2 * self._mask + 1
             self._counts = Counter(self._sized(self._counts))
 
     def _sized(self, rows: Mapping[str, int]) -> dict[str, int]:
-        """Return the partitions among those given that are counted."""
         ranked = ((zlib.crc32(name.encode("utf-8", "surrogatepass")), name) for name in rows)
         return {name: rows[name] for rank, name in ranked if not rank & self._mask}
 
     @property
     def rows_together(self) -> float:
-        """Return the mean rows of a partition; 0.0 without rows."""
+        """The mean rows of a partition; 0.0 without rows."""
         return sum(self._counts.values()) / len(self._counts) if self._counts else 0.0
 
     @property
     def by_class(self) -> dict[str, int]:
-        """Return the number of partitions by size class, for all classes up to the largest in use."""
+        """The number of partitions by size class, for all classes up to the largest in use."""
         counted = Counter(bisect_left(CLASSES, rows) for rows in self._counts.values())
         used = range(max(counted, default=-1) + 1)
         return {CLASS_NAMES[number]: counted[number] * (self._mask + 1) for number in used}

@@ -1,20 +1,5 @@
-"""The profile of a table: counts for an inspection, made while its rows are read. Pure.
-
-Rules kept here:
-
-* Rows come page by page in key order; `jump` is called where rows were left out.
-* A PartitionKey is counted once for each partition, a RowKey once for each row.
-* Memory is bounded for a table of any size: counters over fixed classes, a histogram of lengths, a sample of
-  keys; of a sample of the rows, the PartitionKeys met are kept.
-* The sample of keys is for rules of advice that must see keys; reports hold counts only. It does not depend
-  on the order of the keys: it holds those whose CRC-32 is lowest.
-* A schema is the set of a row's properties with their EDM types, in any order. Beyond 1,000 schemas or 2,000
-  properties the rest is counted together, and `Schemas.complete` says so.
-* Order: neighbours are compared, the service's Timestamp of a row with that of the row before it in key
-  order. Nine of ten rising: rows are appended at the end. Nine of ten falling: put before the first. Rows
-  written in one batch may share their Timestamp; such pairs do not count. Below 20 pairs the order is
-  unknown. A Timestamp is that of the last write: updates and imports move it, and a report says so.
-"""
+"""The profile of a table: counts for an inspection, made page by page in key order while its rows are read.
+Memory is bounded for a table of any size. Pure."""
 
 from __future__ import annotations
 
@@ -36,9 +21,9 @@ from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.shapes import Shape, shapes_in
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
 
-# Pages whose shapes are counted separately: enough for a sample. For a whole read only the sums matter.
+# Pages whose shapes are counted separately: enough for a sample; a full read needs only the sums.
 _MOST_PAGES = 100
-# Partitions of a sample of which the first Timestamp is kept.
+# Partitions of a sample whose first Timestamp is kept.
 _MOST_FIRSTS = 10_000
 
 
@@ -47,7 +32,7 @@ _MOST_FIRSTS = 10_000
 SAMPLED_KEYS = 2_000
 
 
-# Kinds of characters that a key holds, by the names that reports give them: bits of a plain integer.
+# Kinds of characters in a key, by their names in reports: bits of an integer.
 MARKS = {
     "lower-case": 1,
     "upper-case": 2,
@@ -82,7 +67,7 @@ class Lengths:
 
 
 class KeyColumn:
-    """Takes keys one by one (`add`) and keeps their counts and a sample."""
+    """Counts keys, one by one (`add`), and keeps a sample of them."""
 
     def __init__(self) -> None:
         self.keys = self.empty = 0
@@ -95,7 +80,6 @@ class KeyColumn:
         self._bar = 1 << 32
 
     def add(self, key: str) -> None:
-        """Count one key."""
         self.keys += 1
         units = utf16_units(key)
         self._units[min(units, MAX_KEY_UNITS + 1)] += 1
@@ -116,6 +100,7 @@ class KeyColumn:
             return
         for shape in shapes_in(key):
             self.shapes[shape] += 1
+        # Keep the keys with the lowest CRC-32, so that the sample does not depend on their order.
         rank = zlib.crc32(key.encode("utf-8", "surrogatepass"))
         if rank < self._bar:
             self._sample.append((rank, key))
@@ -125,7 +110,7 @@ class KeyColumn:
 
     @property
     def lengths(self) -> Lengths:
-        """Return the lengths of the keys added; zeros without any."""
+        """The lengths of the keys added; zeros without any."""
         if not self.keys:
             return Lengths(0, 0, 0, 0.0)
         used = sorted(self._units)
@@ -135,7 +120,7 @@ class KeyColumn:
 
     @property
     def sample(self) -> list[str]:
-        """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""
+        """Up to `SAMPLED_KEYS` of the keys, drawn evenly; for rules of advice, never for reports."""
         return [key for _, key in sorted(self._sample)[:SAMPLED_KEYS]]
 
     def marked(self, mark: str) -> int:
@@ -156,13 +141,13 @@ class RowCounts:
     def __init__(self) -> None:
         self.rows = self.stored_bytes = 0
         self.largest_row_bytes = self.most_properties = 0
-        # One key for each partition that is counted; the caller decides which ones are.
+        # One key per counted partition; the caller decides which ones.
         self.partition_keys = KeyColumn()
         self.row_keys = KeyColumn()
 
     @property
     def mean_row_bytes(self) -> float:
-        """Return the bytes of a row as the service bills them; 0.0 without rows."""
+        """The billed bytes of a row; 0.0 without rows."""
         return self.stored_bytes / self.rows if self.rows else 0.0
 
     def count(self, row: Row, names: Sequence[str]) -> None:
@@ -185,17 +170,17 @@ class TableProfile(RowCounts):
         self.partition_order = Signs()
         self.row_order = Signs()
         self.schemas = Schemas()
-        # For each page of a sample: rows, and how many RowKeys have each shape.
+        # For each page of a sample: rows, and RowKeys by shape.
         self.pages: list[tuple[int, Counter[Shape]]] = []
         self._gaps = gaps
-        # Of a sample: PartitionKeys, as bytes that sort in the service's order, each with a Timestamp; they
-        # are compared in `finish`.
+        # Of a sample: PartitionKeys, as bytes in the service's order, each with a Timestamp; compared in
+        # `finish`.
         self._firsts: list[tuple[bytes, str]] = []
         self._last: Row | None = None
         self._last_first: str | None = None
 
     def jump(self, after: EntityKey) -> None:
-        """Note that rows were left out; the next ones begin after the key `after`."""
+        """Mark a gap; the next rows begin after the key `after`."""
         self.partitions.cut(after.partition)
         self._last = None
 
@@ -243,31 +228,32 @@ class Order(StrEnum):
 
 
 class Signs:
-    """Counts pairs of neighbours whose Timestamps rise or fall."""
+    """Counts pairs of neighbors in key order whose Timestamps rise or fall. Equal ones (one batch) do not
+    count. A Timestamp is that of the last write: updates and imports change it."""
 
     def __init__(self) -> None:
         self.rising = self.falling = 0
 
     def add(self, before: str, after: str) -> None:
         """Compare two Timestamps as the service writes them."""
-        # without the Z: a fraction may be missing, and `.` would sort before it
+        # without the Z: the fraction may be missing, and `.` sorts before Z
         one, other = before.rstrip("Z"), after.rstrip("Z")
         self.rising += one < other
         self.falling += one > other
 
     def add_neighbours(self, stamped: Iterable[tuple[bytes, str]]) -> None:
-        """Compare the Timestamps of neighbours in the order of their keys."""
+        """Compare the Timestamps of neighbors in the order of their keys."""
         for (_, before), (_, after) in pairwise(sorted(stamped)):
             self.add(before, after)
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs whose Timestamps differ."""
+        """The number of pairs whose Timestamps differ."""
         return self.rising + self.falling
 
     @property
     def order(self) -> Order:
-        """Return the order of writing that the pairs show."""
+        """The order of writing that the pairs show; unknown below `LEAST_PAIRS`."""
         if self.pairs < LEAST_PAIRS:
             return Order.UNKNOWN
         if self.rising >= CLEAR * self.pairs:
@@ -285,29 +271,28 @@ Schema = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class PropertyUse:
-    """One property: rows that have it, by EDM type."""
+    """A property: rows that have it, by EDM type."""
 
     name: str
     types: dict[str, int]
 
     @property
     def rows(self) -> int:
-        """Return how many rows have the property."""
         return sum(self.types.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {"name": self.name, "rows": self.rows, "types": dict(sorted(self.types.items()))}
 
 
 class Schemas:
-    """Takes rows (`add`) and counts properties, types and schemas."""
+    """Counts properties, types and schemas: sets of a row's properties with their types. Beyond `MAX_SCHEMAS`
+    schemas or `MAX_PROPERTIES` properties the rest is counted together."""
 
     def __init__(self) -> None:
         # Whether every schema and every property was counted separately.
         self.complete = True
         self._schemas: Counter[Schema] = Counter()
-        # Properties of rows whose schema is not counted separately: number of rows by EDM type.
+        # Of rows whose schema is not counted separately: rows by property and EDM type.
         self._loose: dict[str, Counter[str]] = {}
 
     def add(self, row: Row, names: Sequence[str]) -> None:
@@ -325,12 +310,12 @@ class Schemas:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Return the rows of each schema, the most frequent first."""
+        """The rows of each schema, the most frequent first."""
         return tuple(sorted(self._schemas.values(), reverse=True))
 
     @property
     def properties(self) -> list[PropertyUse]:
-        """Return the properties, the most frequent first."""
+        """The properties, the most frequent first."""
         types = {name: Counter(counted) for name, counted in self._loose.items()}
         for schema, rows in self._schemas.items():
             for name, edm in schema:

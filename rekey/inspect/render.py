@@ -1,10 +1,4 @@
-"""An inspection as text for an operator. Pure.
-
-Rules kept here:
-
-* An estimate carries `about`, a lower bound `at least`.
-* Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
-"""
+"""An inspection as text for an operator: estimates say `about`, lower bounds `at least`. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ _VERDICTS = {
 
 
 def inspection_text(found: Inspection) -> str:
-    """Return an inspection as text, ending in a line break."""
+    """Return an inspection as text. It holds no key unless `shows_keys`, and then says so."""
     return report(_lines(found))
 
 

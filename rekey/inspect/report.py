@@ -1,13 +1,4 @@
-"""The report of an inspection, as values and as JSON-able data. Pure.
-
-Rules kept here:
-
-* No value holds a key, except `partition` of a large partition, which stays None unless keys were asked for.
-* A figure that a sample cannot know exactly stands next to its interval, or is called `at_least`.
-* Rows of one page resemble each other, so pages are counted as draws, not rows: the interval is that of a
-  ratio over clusters (Cochran, "Sampling Techniques", on cluster sampling).
-* A feature that no page shows has a share of at most 3 / pages, at 95 % (the rule of three).
-"""
+"""The report of an inspection, as values and as JSON. Uncertain figures have intervals. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +15,8 @@ from rekey.inspect.profile import MARKS, KeyColumn, Lengths, Order, PropertyUse,
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey
 
-# The factor by which an estimate of the rows may be off, either way. Of 90 tables of 15 kinds of keys, with
-# up to 120,000 rows, 93 of 100 estimates lay within it; the others were too high, most of them of very uneven
+# The factor by which an estimate of the rows may be wrong. Of 90 tables with 15 kinds of keys and up to
+# 120,000 rows, 93 % of the estimates were within it; the others were too high, mostly for very uneven
 # partitions (`tests/unit/test_inspection_confidence.py` repeats the trials).
 FACTOR = 3.0
 
@@ -39,13 +30,12 @@ class Share:
     high: float
 
     def as_json(self) -> list[float]:
-        """Return the share and both ends of the interval."""
         return [round(part, 4) for part in astuple(self)]
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeUse:
-    """One shape: the number of keys looked at that have it; for RowKeys also its share in the table."""
+    """A shape: the number of examined keys that have it; for RowKeys also its share in the table."""
 
     shape: Shape
     keys: int
@@ -54,7 +44,7 @@ class ShapeUse:
 
 @dataclass(frozen=True, slots=True)
 class KeyReport:
-    """Figures of one of the two keys: keys looked at, lengths, characters, shapes, order."""
+    """Figures of one of the two keys: keys examined, lengths, characters, shapes, order."""
 
     keys: int
     empty: int
@@ -77,7 +67,6 @@ class LargePartition:
     partition: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "partition_id": self.partition_id,
             "rows" if self.whole else "rows_at_least": self.rows,
@@ -88,73 +77,57 @@ class LargePartition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """Partitions: how many, by size, the largest.
+    """Partitions."""
 
-    Attributes:
-        count: how many; an estimate unless the inspection is exact.
-        between: the bounds between which their number is likely to lie.
-        met: how many were met.
-        sizes: whole partitions by size class.
-        cut: partitions met of which only a part was seen; counted in no class.
-        largest: the largest partitions, the largest first.
-    """
-
-    count: int
-    between: tuple[int, int]
-    met: int
-    sizes: Mapping[str, int]
-    cut: int
-    largest: tuple[LargePartition, ...]
+    count: int  # how many; an estimate unless exact
+    between: tuple[int, int]  # the likely bounds of their number
+    met: int  # how many were met
+    sizes: Mapping[str, int]  # whole partitions by size class
+    cut: int  # partitions met of which only a part was seen; in no class
+    largest: tuple[LargePartition, ...]  # the largest partitions, the largest first
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The report of a table.
+    """The report of a table."""
 
-    Attributes:
-        inventory: rows, bytes, requests, and how certain they are.
-        largest_row_bytes: bytes of the largest row read.
-        most_properties: the most properties of a row read.
-        properties: the properties, the most frequent first.
-        varying: names of the properties that come with more than one type.
-        schemas: rows of each schema, the most frequent first.
-        schemas_complete: whether each schema was counted separately.
-        shows_keys: partitions are named by key: for the operator's eyes only.
-    """
-
+    # Rows, bytes, requests, and how certain they are.
     inventory: Inventory = field(metadata=UNTOLD)
     largest_row_bytes: int
+    # The most properties of a row read.
     most_properties: int
     partitions: PartitionReport
     partition_key: KeyReport
     row_key: KeyReport
+    # The properties, the most frequent first.
     properties: tuple[PropertyUse, ...]
+    # Properties with more than one type.
     varying: tuple[str, ...] = field(metadata=told("varying_properties"))
+    # Rows of each schema, the most frequent first.
     schemas: tuple[int, ...]
+    # Whether each schema was counted separately.
     schemas_complete: bool
+    # Whether partitions are named by key, for the operator only.
     shows_keys: bool = field(metadata=UNTOLD)
 
     @property
     def exact(self) -> bool:
-        """Tell whether every row was read."""
         return self.inventory.exact
 
     @property
     def rows_read(self) -> int:
-        """Return the number of rows read; shares refer to these."""
+        """The number of rows read; shares refer to it."""
         return self.inventory.rows.at_least
 
     @property
     def rows_interval(self) -> tuple[int, int]:
-        """Return the bounds between which the number of rows is likely to lie: `FACTOR` either way unless
-        exact, but no fewer than were read."""
+        """The likely bounds of the number of rows: unless exact, `FACTOR` either way."""
         rows = self.inventory.rows
         if self.exact:
             return rows.rows, rows.rows
         return max(rows.at_least, round(rows.rows / FACTOR)), round(rows.rows * FACTOR)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON-able data."""
         return {
             "table": self.inventory.table,
             "exact": self.exact,
@@ -243,11 +216,12 @@ def poisson_upper(events: int) -> float:
 
 
 def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
-    """Return the share of rows that have a feature, with its interval.
+    """Return the share of rows that have a feature, with its interval. Rows of a page resemble each other, so
+    pages are the draws, not rows: the interval of a ratio over clusters (Cochran, "Sampling Techniques").
 
     Args:
         pages: for each page read, its rows and how many of them have the feature.
-        exact: the pages are the whole table: then both ends of the interval are the share.
+        exact: the pages are the whole table, so the interval is the share itself.
     """
     rows, hits = sum(page[0] for page in pages), sum(page[1] for page in pages)
     if not rows:
@@ -257,6 +231,7 @@ def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
         return Share(value, value, value)
     count = len(pages)
     if hits == 0:
+        # The rule of three: a feature on no page has a share of at most 3 / pages, at 95 %.
         return Share(0.0, 0.0, min(1.0, _NONE_SEEN / count))
     if hits == rows:
         return Share(1.0, max(0.0, 1.0 - _NONE_SEEN / count), 1.0)
@@ -264,8 +239,8 @@ def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
         return Share(value, 0.0, 1.0)
     spread = sum((hit - value * size) ** 2 for size, hit in pages) / (count * (count - 1))
     variance = spread / (rows / count) ** 2
-    # `draws`: the number of independent rows whose share would vary as much as that of these pages. For them
-    # Wilson's interval, which is not symmetric: near 0 and 1 a symmetric one would miss the truth too often.
+    # `draws`: the number of independent rows whose share would vary as much. For them Wilson's interval,
+    # because a symmetric one misses the truth too often near 0 and 1.
     draws = value * (1 - value) / variance if variance else float(rows)
     centre = (value + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
     half = _Z * math.sqrt(value * (1 - value) / draws + (_Z / (2 * draws)) ** 2) / (1 + _Z**2 / draws)

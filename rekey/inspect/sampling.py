@@ -1,17 +1,10 @@
-"""Estimating how many rows a table holds from a few dozen page reads.
+"""Estimates how many rows a table holds from a few dozen page reads; Table storage has no count.
 
-Rules kept here:
-
-* Table storage has no count. Rows read are certain; the rest is an estimate and is called one.
-* The keys form a tree of prefixes. From a page one can jump to the next prefix in a single request, so the
-  branches at one level are enumerated cheaply; branches that a page did not cover are *open*. Of all open
-  branches that split at the same depth one, drawn by lot, is enumerated and stands for all of them (Chen,
-  "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The
-  estimate is right on average; for keys of even form (padded numbers, dates, GUIDs) it is close.
-* A branch for which no requests were left is taken to be like its first sibling, which was enumerated on the
-  way to it.
-* The draw is seeded: the same table gives the same estimate.
-* The requests are bounded. Of a level with very many branches, some are drawn and stand for the others.
+The keys form a tree of prefixes. From a page one can jump to the next prefix in a single request, so the
+branches of a level are enumerated cheaply; branches that a page did not cover are *open*. Of all open
+branches that split at the same depth one, drawn by lot, is enumerated and stands for all of them (Chen,
+"Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The estimate
+is unbiased; for keys of even form (padded numbers, dates, GUIDs) it is close.
 """
 
 from __future__ import annotations
@@ -30,12 +23,12 @@ Units: TypeAlias = tuple[int, ...]
 
 # A code unit that sorts above every character a key is likely to hold; a noncharacter might be refused.
 _ABOVE = 0xFFFD
-# When so many branches of a level are enumerated, others are drawn by lot; hexadecimal digits are fewer.
+# Branches of a level to enumerate (more than hexadecimal digits); of the others some are drawn.
 _MAX_BRANCHES = 17
 # How many of a level's other branches are drawn.
 _DRAWS = 8
 _SEED = 20
-# Digits, upper case and lower case letters: a level where units of a class were met may have all of it.
+# Digits, upper- and lowercase letters: a level with units of a class may have all of it.
 _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
 
 
@@ -46,7 +39,7 @@ def units_of(key: EntityKey) -> Units:
 
 
 def key_from(units: Units) -> EntityKey:
-    """Return the key that `units` spell; a half surrogate pair at the end becomes the unit before it."""
+    """Return the key that `units` spell; half a surrogate pair at the end becomes the unit before it."""
     data = b"".join(unit.to_bytes(2, "big") for unit in units)
     try:
         text = data.decode("utf-16-be")
@@ -58,7 +51,7 @@ def key_from(units: Units) -> EntityKey:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows read in one go: their keys in order, whether the table ended there, and the cost in requests."""
+    """Rows read at once: their keys in order, whether the table ended there, and the cost in requests."""
 
     keys: Sequence[Units]
     ended: bool
@@ -71,59 +64,45 @@ Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
 
 @dataclass(frozen=True, slots=True)
 class RowEstimate:
-    """How many rows a table holds.
+    """How many rows a table holds."""
 
-    Attributes:
-        rows: the best estimate; the number itself when `exact`.
-        at_least: rows read, which are certain.
-        exact: the whole table was read.
-        settled: False when the requests ran out before the estimate covered the whole table: then the
-            table is likely to hold more.
-    """
-
+    # The best estimate; exact when `exact`.
     rows: int
     at_least: int = field(metadata=told("rows_at_least"))
     exact: bool
+    # False when the requests ran out before the estimate covered the whole table: it probably holds more.
     settled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A branch of which only the beginning was read: all keys beginning with `prefix` after `last`.
-
-    Attributes:
-        depth: the level at which keys of the page that ends at `last` differ: the first level to enumerate.
-        generation: how many branchings lie above it; branches of one generation are of similar size.
-        shape: how many levels below `prefix` the last keys of that page differ: the deeper, the fuller the
-            branch.
-    """
+    """A branch of which only the beginning was read: all keys beginning with `prefix` after `last`."""
 
     prefix: Units
     last: Units
+    # The level at which keys of the page that ends at `last` differ: the first to enumerate.
     depth: int
+    # Branchings above it; branches of one generation are of similar size.
     generation: int
+    # Levels below `prefix` at which the last keys of that page differ: the deeper, the fuller the branch.
     shape: int
 
 
 @dataclass(slots=True)
 class _Stratum:
-    """Open branches of one level that look alike; one of them stands for all.
+    """Open branches of one level that look alike; one of them stands for all."""
 
-    Attributes:
-        weight: how many branches there are.
-        branch: the one that stands for all.
-        rows: rows of the pages its enumeration read, each page times the branches it stands for; None until
-            it is enumerated.
-        below: the strata that its enumeration opened.
-        firsts: for each level that its enumeration climbed to, the generation of the branches there and
-            `rows` before the climb: with the branches opened till then, these rows are the level's first
-            branch.
-    """
-
+    # Number of branches.
     weight: float
+    # The one that stands for all.
     branch: _Open
+    # Rows of the pages its enumeration read, each page times the branches it stands for; None until
+    # enumerated.
     rows: float | None = None
+    # The strata that its enumeration opened.
     below: list[_Stratum] = field(default_factory=list)
+    # For each level that its enumeration climbed to, the generation of the branches there and `rows` before
+    # the climb: with the branches opened till then, the rows of the level's first branch.
     firsts: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -131,21 +110,16 @@ class Sizer:
     """Estimates how many rows follow a stretch that was read."""
 
     def __init__(self, read: Read, requests: int) -> None:
-        """Create an estimator. `requests`: the budget of `read`; the last stretch may exceed it."""
+        """Create an estimator with a budget of requests; the last stretch may exceed it."""
         self._read = read
         self._requests = requests
-        self._lot = random.Random(_SEED)  # noqa: S311 - a draw that must be repeatable, not secret
+        self._lot = random.Random(_SEED)  # noqa: S311 - seeded: the same table gives the same estimate
         self._sizes: dict[tuple[int, int], list[float]] = {}
         self._firsts: dict[int, float] = {}
         self.settled = True
 
     async def rows_after(self, keys: Sequence[Units], before: int = 0) -> float:
-        """Return the likely number of rows after the last of `keys`, a page that was read before.
-
-        Args:
-            keys: the page.
-            before: how many rows there are up to the page's end.
-        """
+        """Return the estimated number of rows after `keys`, a page that ends after `before` rows."""
         root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
         waiting = [root]
         while waiting and self._requests > 0:
@@ -213,11 +187,11 @@ class _Walk:
         self._depth = max(branch.depth, self._floor)
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
-        # Rows of the pages taken, each page times the branches it stands for.
+        # Rows of the pages read, each page times the branches it stands for.
         self.rows = 0.0
         self._rows_at_climb: list[float] = []
         self._opened: list[tuple[int, float, _Open]] = []
-        # On a level too wide to enumerate: units drawn to stand for all that were not enumerated.
+        # On a level too wide to enumerate: units drawn to stand for the others.
         self._draws: list[int] = []
         self._share = 1.0
         self._drawn_upto = 0
@@ -266,7 +240,7 @@ class _Walk:
 
     def opened(self) -> list[tuple[float, _Open]]:
         """Return the branches that were not read to their end, each with the branches it stands for."""
-        # A branch lies one generation deeper for each climb after it was met.
+        # A branch is one generation deeper for each climb after it was met.
         first = self._branch.generation + 1 + len(self._rows_at_climb)
         return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
@@ -293,7 +267,7 @@ class _Walk:
             self._drawn_upto = rest[-1]
 
     def _note_open(self, keys: Sequence[Units]) -> None:
-        """Note as open the branch, one level below the current one, that holds the last key."""
+        """Record as open the branch, one level below the current one, that holds the last key."""
         last = keys[-1]
         prefix = last[: self._depth + 1]
         own = [key for key in keys if key[: len(prefix)] == prefix]

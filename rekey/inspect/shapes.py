@@ -1,17 +1,6 @@
-"""Shapes of keys: e-mail addresses, GUIDs, dates, ticks, card numbers and the like, found by text alone.
-
-Rules kept here:
-
-* A shape is a form, not a truth: `order.created` has the form of a name. Advice on shapes is judged over many
-  keys (`rekey.plan.advice`), never over one.
-* Where a form has check digits (card numbers, most national ids) they must be right; where a number stands
-  for a moment, the moment must lie between 1990 and 2060.
-* Card numbers: ISO/IEC 7812-1, Luhn's check digit, and the ranges that issuers use. National ids: a form that
-  hardly anything else has, or a check digit that holds, or a valid date in it. Bare digits count only where
-  random digits would pass in less than 3 of 100 cases.
-* An ambiguous text gets the plainer shape: bare digits are a number, not a telephone number.
-* A key made of several parts has the shapes of its parts. Nothing here keeps a key.
-"""
+"""Shapes of keys: e-mail addresses, GUIDs, dates, ticks, card numbers and the like, by text alone. A shape is
+a form, not a truth (`order.created` has the form of a name), so advice judges many keys, never one. Nothing
+here keeps a key."""
 
 from __future__ import annotations
 
@@ -48,11 +37,11 @@ _LONGEST = 512
 
 
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
-# Without hyphens only those of versions in use, because MD5 digests have the same form.
+# Without hyphens only versions in use, because MD5 digests have the same form.
 _GUID = re.compile(
     r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?|[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I
 )
-_DIGEST = re.compile(  # with a digit in it, and not of digits alone
+_DIGEST = re.compile(  # with a digit in it, but not digits only
     r"(?=\D*\d)(?!\d+$)(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32})", re.I
 )
 _MOMENT = re.compile(
@@ -89,7 +78,8 @@ _NO_NAMES = frozenset(table(Path(__file__).with_name("words.toml"))["no_names"].
 
 
 def shape_of(text: str) -> Shape | None:
-    """Return the shape of a whole text, None when it has none of them."""
+    """Return the shape of a whole text, None without one. An ambiguous text gets the plainer shape: bare
+    digits are a number, not a telephone number."""
     if not text or len(text) > _LONGEST:
         return None
     if text.isascii() and text.isdigit():
@@ -98,11 +88,11 @@ def shape_of(text: str) -> Shape | None:
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:
-    """Return the shapes a key holds: that of the whole, or those of its parts, each once."""
+    """Return the shapes in a key: that of the whole, or those of its parts, each once."""
     whole = shape_of(text)
     if whole is not None and whole is not Shape.SLUG:
         return (whole,)
-    # Forms that are found inside a longer text, between any other characters.
+    # Forms inside a longer text, between any other characters.
     found = [_moment_number(digits) for digits in _LONG_DIGITS.findall(text)]
     if _INNER_GUID.search(text):
         found.append(Shape.GUID)
@@ -118,7 +108,7 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
 
 def _digits(text: str) -> Shape:
     if (moment := _moment_number(text)) is not None:
-        # Eighteen digits with a birthday and a check digit in them are a resident's number.
+        # Eighteen digits with a birthday and a check digit are a resident's number.
         return Shape.NATIONAL_ID if is_national_id(text) else moment
     if _is_compact_date(text):
         return Shape.DATE
@@ -180,8 +170,7 @@ def _is_phone(text: str) -> bool:
     if _INTERNATIONAL.fullmatch(text) or _NANP.fullmatch(text):
         return True
     groups = re.findall(r"\d+", number)
-    # Two groups of digits may be anything; a trunk code in front, or several short groups, make a telephone
-    # number.
+    # Two groups of digits may be anything; a trunk code or several short groups make a telephone number.
     trunk = text[0] in "(0" and len(groups[0]) <= 5 and 9 <= digits <= 13
     many = len(groups) >= 3 and 8 <= digits <= 12 and max(map(len, groups)) <= 5
     return (trunk or many) and _PHONE_PARTS.fullmatch(text) is not None
@@ -209,7 +198,7 @@ _FINNISH = "0123456789ABCDEFHJKLMNPRSTUVWXY"
 
 
 def is_card(digits: str) -> bool:
-    """Tell whether bare digits are a card number: an issuer's range, its length, and Luhn's check digit."""
+    """Tell whether digits are a card number: an issuer's range and length, and Luhn's check digit."""
     return 12 <= len(digits) <= 19 and _CARDS.fullmatch(digits) is not None and luhn(digits)
 
 
@@ -221,7 +210,8 @@ def luhn(digits: str) -> bool:
 
 
 def is_national_id(text: str) -> bool:
-    """Tell whether a text is a national id of one of the countries in `_NATIONAL`."""
+    """Tell whether a text is a national id of one of the countries in `_NATIONAL`: an unmistakable form, a
+    check digit or a date. Bare digits count only where random ones would pass in less than 3 of 100 cases."""
     if not 9 <= len(text) <= 21:
         return False
     return any(pattern.fullmatch(text) and holds(text) for pattern, holds in _NATIONAL)
@@ -308,7 +298,7 @@ _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
     (re.compile(r"756\.\d{4}\.\d{4}\.\d\d", re.ASCII), _swiss),
 )
 
-# From the surest to the weakest; the first that fits decides.
+# From the most to the least certain; the first match decides.
 _FORMS: tuple[tuple[Shape, Callable[[str], object]], ...] = (
     (Shape.SECRET, lambda text: len(text) >= 20 and _SECRET.search(text)),
     (Shape.EMAIL, lambda text: "@" in text and _EMAIL.search(text)),
