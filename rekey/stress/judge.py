@@ -1,25 +1,6 @@
-"""Steps of a ramp, measured and judged: where a table saturates, and which rate is tried next. Pure.
-
-Rules kept here:
-
-* A step is measured as a whole, by kind and by partition. Throughput counts responses by when they came;
-  refusals and latency count requests by when they were due.
-* The beginning of a step is not measured; allowances that the service saved up for a burst go there.
-* Rates of a mix are operations a second; of inserts they are rows (entities) a second, as the service's
-  targets are.
-* A step is saturated when requests were refused, when fewer came through than were offered, or when responses
-  took several times as long as at the lowest rate. Each is a reason in the report.
-* When this machine did not send in time, or used up its processor, the step did not measure the service.
-* A step without refusals may be saturated by a hiccup of this machine: it is made again, and the better one
-  counts.
-* Kinds of operations are judged each by itself. A step is saturated when one of its kinds is, or when one of
-  its partitions refuses clearly more than its part.
-* A partition is named only when it refuses clearly more than its part of all refusals of a kind: a limit of a
-  kind, or of the account, shows in all partitions alike. Where all partitions are at their limits, that is
-  not told apart; the stage with one partition shows it.
-* The ramp rises by `RISE` until a step saturates, then halves (by ratio) what lies between the highest clean
-  rate and the lowest saturated one, until they are `CLOSE` together.
-"""
+"""Measures and judges the steps of a ramp: where a table saturates, and which rate to try next. Rates of a
+mix are operations per second; rates of inserts are rows (entities) per second, like the service's targets.
+Pure."""
 
 from __future__ import annotations
 
@@ -35,91 +16,83 @@ from rekey.core.plain import UNTOLD, members, told
 from rekey.stress.mix import OperationKind
 from rekey.stress.requests import UNSENT, Offered, Response
 
-# Share of a step, at its beginning, that is not measured.
+# Share of a step, at its beginning, that is not measured: saved-up burst allowances are used there.
 UNMEASURED = 0.25
 _REFUSED = frozenset({429, 500, 503})
 RISE = 1.6
 CLOSE = 1.08
 LEAST_RATE = 5.0
-# Times the lowest saturated rate that is offered at last.
+# Multiple of the lowest saturated rate that is offered last.
 OVERLOAD = 1.5
-# Share of requests answered with 503, 500 or 429, or not at all, from which a step is saturated.
+# Share of requests refused (503, 500, 429) or unanswered above which a step is saturated.
 MOST_REFUSED = 0.01
-# Share of what was offered below which a step is saturated.
+# Achieved share of the offered rate below which a step is saturated.
 LEAST_ACHIEVED = 0.95
-# p95 above this multiple of that at the lowest rate, and above these seconds, is a knee.
+# A p95 above this multiple of that at the lowest rate, and above these seconds, is a knee.
 KNEE_FACTOR, KNEE_SECONDS = 5.0, 0.25
 LEAST_REFUSED = 3
-# Refused requests, plus standard deviations, beyond its part from which a partition is named.
+# Standard deviations above its share of refusals at which a partition is named.
 DEVIATIONS = 4.0
 LATE_SECONDS = 0.1
-# This machine is the limit from these on: requests sent so late (p95), or so much of one core used.
+# This machine is the limit above these: lateness of requests (p95), or use of one core.
 BUSY_PROCESSOR = 0.9
 
 
 @dataclass(slots=True)
 class PartitionStep:
-    """Requests of a step to one partition.
+    """Requests of a step to one partition."""
 
-    Attributes:
-        entities: entities a second that were read or written with success.
-        requests: sent.
-        refused: of those, refused or not answered.
-        expected: its part of all refusals, if every kind were refused in all partitions alike.
-    """
-
+    # Entities per second read or written successfully.
     entities: float = 0.0
     requests: int = 0
+    # Of those, refused or unanswered.
     refused: int = 0
+    # Its share of all refusals, if every kind were refused in all partitions alike.
     expected: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of offering one rate for some seconds; of all requests, or of those of one kind.
+    """The result of offering one rate for some seconds; of all requests, or of those of one kind."""
 
-    Attributes:
-        offered: rows or operations a second that were due to be sent.
-        achieved: rows or operations a second that were answered with success.
-        seconds: how long was measured, the beginning left out.
-        requests: sent in that time.
-        refused: of those, answered with 503, 500 or 429.
-        failed: of those, not answered, or answered with another error.
-        unsent: requests that were due while as many as allowed were waiting for their responses.
-        p50, p95, p99: seconds from when a request was due to its response; None without responses.
-        grain: rows or operations a second that one request more makes: what can be told apart.
-        late: p95 of the seconds by which requests were sent later than they were due.
-        processor: share of one core that this process used.
-        entities: entities a second that were read or written with success.
-        kinds: the requests of each kind; empty in a step of one kind.
-        partitions: partitions by their number; empty in a step of one kind, and where nothing was refused.
-    """
-
+    # Rows or operations per second that were due.
     offered: float
+    # Rows or operations per second that succeeded, by the time of the response.
     achieved: float
+    # Measured time, without the beginning.
     seconds: float
+    # Sent in that time.
     requests: int
+    # Of those, answered with 503, 500 or 429.
     refused: int = 0
+    # Of those, unanswered, or answered with another error.
     failed: int = 0
+    # Requests that were due while the maximum number was in flight.
     unsent: int = 0
+    # Seconds from when a request was due to its response; None without responses.
     p50: float | None = field(default=None, metadata=UNTOLD)
     p95: float | None = field(default=None, metadata=UNTOLD)
     p99: float | None = field(default=None, metadata=UNTOLD)
+    # Rows or operations per second of one more request: the resolution.
     grain: float = 0.0
+    # p95 of the seconds by which requests were sent late.
     late: float = 0.0
+    # Share of one core that this process used.
     processor: float = 0.0
+    # Entities per second read or written successfully.
     entities: float = 0.0
+    # The requests of each kind; empty in a step of one kind.
     kinds: Mapping[OperationKind, Step] = field(default_factory=dict, metadata=UNTOLD)
+    # Partitions by number; empty in a step of one kind, and without refusals.
     partitions: Mapping[int, PartitionStep] = field(default_factory=dict, metadata=UNTOLD)
 
     @property
     def milliseconds(self) -> dict[str, float | None]:
-        """Return p50, p95 and p99 in milliseconds."""
+        """p50, p95 and p99 in milliseconds."""
         times = {"p50_ms": self.p50, "p95_ms": self.p95, "p99_ms": self.p99}
         return {name: None if one is None else round(one * 1000, 1) for name, one in times.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         found = members(self).items()
         rounded = {name: round(one, 4) if isinstance(one, float) else one for name, one in found}
         return {**rounded, **self.milliseconds}
@@ -128,12 +101,12 @@ class Step:
 def measure(
     offered: Offered, rate: float, seconds: float, about: Collection[OperationKind], *, by_row: bool = False
 ) -> Step:
-    """Return the step that consists of some requests.
+    """Return the measured step.
 
     Args:
-        offered: all responses, also those of the beginning that is not measured.
-        rate: rows or operations a second that were asked for.
-        seconds: how long the step was.
+        offered: all responses, including those of the unmeasured beginning.
+        rate: the requested rows or operations per second.
+        seconds: length of the step.
         about: the kinds whose rate the ramp varies.
         by_row: rates count rows; else operations.
     """
@@ -147,7 +120,7 @@ def measure(
     kinds = {kind: part(by_kind[kind]) for kind in OperationKind if kind in by_kind}
     whole = part([one for kind in about for one in by_kind[kind]])
     partitions = _partitions(offered.responses, seconds, kinds)
-    # The rate that was asked for, not that of whole requests: a rate that is tried again is recognised.
+    # The requested rate, not that of whole requests, so that a repeated rate is recognized.
     return replace(whole, offered=rate, kinds=kinds, partitions=partitions)
 
 
@@ -200,7 +173,7 @@ def _partitions(
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the value below which `percent` (1 to 99) per cent of values lie, None without values."""
+    """Return a percentile (1 to 99), None without values."""
     if len(values) < 2:
         return values[0] if values else None
     return quantiles(values, n=100, method="inclusive")[percent - 1]
@@ -210,7 +183,7 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 class Limit(StrEnum):
-    """Limit that a step reached."""
+    """The limit that a step reached."""
 
     NOTHING = "nothing"
     SERVICE = "service"
@@ -219,49 +192,36 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A step with the limit that it reached.
-
-    Attributes:
-        step: the step.
-        limit: the limit that it reached.
-        reasons: the figures that show it.
-        refused: the service refused requests.
-        because_of: names of the saturated kinds, if the mix has several, and of the saturated partitions.
-        kinds: the step of each kind, judged; empty in a step of one kind.
-    """
+    """A step with the limit that it reached."""
 
     step: Step = field(metadata=told(flat=True))
     limit: Limit
+    # The figures that show it.
     reasons: tuple[str, ...] = ()
+    # Whether the service refused requests.
     refused: bool = field(default=False, metadata=UNTOLD)
+    # Names of the saturated kinds, if the mix has several, and of the saturated partitions.
     because_of: tuple[str, ...] = field(default=(), metadata=UNTOLD)
+    # The step of each kind, judged; empty in a step of one kind.
     kinds: Mapping[OperationKind, Judged] = field(default_factory=dict, metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Rate at which a ramp saturated, in rows or operations a second.
+    """The rate at which a ramp saturated, in rows or operations per second."""
 
-    Attributes:
-        limit: the limit that the ramp reached; NOTHING: it ended before it reached one.
-        rate: the highest rate that was carried; with NOTHING and CLIENT the service carries more.
-        clean: the highest rate without a sign of saturation, None when there was none.
-        saturated: the lowest rate with one, None when there was none.
-    """
-
+    # What the ramp reached; NOTHING if it ended before.
     limit: Limit
+    # The highest achieved rate; with NOTHING and CLIENT the service carries more.
     rate: float = field(metadata=told(digits=1))
+    # The highest rate without a sign of saturation, or None.
     clean: float | None = field(metadata=told(digits=1))
+    # The lowest rate with one, or None.
     saturated: float | None = field(metadata=told(digits=1))
 
 
 def judge(step: Step, baseline: float | None) -> Judged:
-    """Return a step with the limit that it reached.
-
-    Args:
-        step: the step.
-        baseline: p95 of the first clean step, None before there was one.
-    """
+    """Return a step with the limit that it reached. `baseline`: p95 of the first clean step, None before."""
     reasons = []
     refused = step.requests > 0 and step.refused + step.failed > MOST_REFUSED * step.requests
     if refused:
@@ -280,13 +240,14 @@ def judge(step: Step, baseline: float | None) -> Judged:
         why = f"this process used {step.processor:.0%} of a core"
     elif step.late > LATE_SECONDS:
         why = f"requests were sent {step.late * 1000:,.0f} ms late"
+    # Then the step did not measure the service.
     if why and not refused:
         return Judged(step, Limit.CLIENT, (why, *reasons))
     return Judged(step, Limit.SERVICE, tuple(reasons), refused)
 
 
 def judge_all(steps: Sequence[Step]) -> list[Judged]:
-    """Return the steps of a ramp, or of one kind in it, judged in the order in which they were made."""
+    """Return the steps of a ramp, or of one kind in it, judged in order."""
     judged: list[Judged] = []
     baseline = None
     for step in steps:
@@ -312,10 +273,10 @@ def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
         for kind, one in over.items()
         for reason in one.reasons
     ]
-    if several and len(over) == len(kinds):  # told once, not for each of them
+    if several and len(over) == len(kinds):  # once, not for each of them
         reasons = [f"all kinds: {reason}" for reason in judge(step, None).reasons] or reasons
     reasons += [f"{name} refuses more than others" for name in partitions]
-    # Refusals are the service's, however busy this machine is; else a busy machine explains the rest.
+    # Refusals come from the service, however busy this machine is; a busy machine explains the rest.
     refused = bool(partitions) or any(one.refused for one in over.values())
     limit = Limit.SERVICE if over or refused else Limit.NOTHING
     if not refused and any(one.limit is Limit.CLIENT for one in over.values()):
@@ -325,9 +286,10 @@ def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
 
 
 def refusing(steps: Sequence[Step]) -> dict[int, float]:
-    """Return the partitions that refuse clearly more than their part, and the entities a second they take."""
+    """Return the partitions that refuse clearly more than their share, with the entities per second they
+    take. Limits of a kind or of the account affect all partitions alike, and name none."""
     met: defaultdict[int, list[float]] = defaultdict(list)
-    # Requests that were sent late came in bursts, of which a partition refuses more than of a steady load.
+    # Late requests came in bursts, of which a partition refuses more than of a steady load.
     for step in (one for one in steps if one.late <= LATE_SECONDS):
         for place, one in step.partitions.items():
             clear = one.expected + DEVIATIONS * math.sqrt(one.expected) + LEAST_REFUSED
@@ -345,11 +307,8 @@ def partition_name(place: int) -> str:
 
 
 def saturation(judged: Sequence[Judged]) -> Saturation:
-    """Return where a ramp saturated.
-
-    The rate that was achieved while more was offered is the limit of a service that refuses the surplus. It
-    is taken for the limit within the highest clean rate and the lowest saturated one.
-    """
+    """Return where a ramp saturated. A service that refuses the surplus is taken to carry what it achieved,
+    within the highest clean and the lowest saturated rate."""
     clean_rates = {one.step.offered for one in judged if one.limit is Limit.NOTHING}
     over = [one for one in judged if one.step.offered not in clean_rates]
     lowest = min(over, key=lambda one: one.step.offered, default=None)
@@ -361,19 +320,21 @@ def saturation(judged: Sequence[Judged]) -> Saturation:
 
 
 def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: bool = False) -> float | None:
-    """Return the next rate of the ramp, None when there is nothing more to learn.
+    """Return the next rate of the ramp: up by `RISE` until a step saturates, then bisecting (by ratio) until
+    clean and saturated rate are `CLOSE`. None when nothing is left to learn.
 
     Args:
-        judged: the steps made so far.
+        judged: the steps so far.
         first: where to begin.
         most: the highest rate to offer.
-        overload: where the service refuses, end with a rate that shows which partitions refuse: a step just
-            beyond the limit has too few refused requests to tell.
+        overload: where the service refuses, end with a rate that shows which partitions refuse; just above
+            the limit too few requests are refused.
     """
     if not judged:
         return min(first, most)
     last = judged[-1]
     same = [one for one in judged if one.step.offered == last.step.offered]
+    # Without refusals it may be a hiccup of this machine: repeat the step, and the better one counts.
     if last.limit is not Limit.NOTHING and not last.refused and len(same) == 1:
         return last.step.offered
     found = saturation(judged)
@@ -382,7 +343,7 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: 
     if found.clean is None:
         return found.saturated / 2 if found.saturated / 2 >= LEAST_RATE else None
     if found.limit is Limit.CLIENT or found.saturated / found.clean <= CLOSE:
-        # The rate of this machine depends on its other work: finer steps would only measure that.
+        # This machine's rate depends on its other work: finer steps would only measure that.
         more = min(most, OVERLOAD * found.saturated)
         wanted = overload and any(one.refused for one in judged)
         return more if wanted and more > max(one.step.offered for one in judged) else None

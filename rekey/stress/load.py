@@ -1,16 +1,7 @@
-"""Sending the requests of a step when they are due, and recording their responses: from this process, or from
-several others together.
+"""Sends the requests of a step when they are due and records their responses, from one or several processes.
 
-Rules kept here:
-
-* Requests are due at fixed moments, whether earlier ones were answered or not, and latency counts from the
-  moment a request was due: a stall of the service counts for all requests that would have met it.
-* No request is sent again: refusals are measured.
-* Requests that wait for responses are bounded. One that is due while too many wait is not sent, and counted.
-* A process gets whole requests, its part of each step; its connections outlast a step.
-* The processes leave the terminal's signals to this one, end with it however it ends (`executors.Processes`),
-  and are killed when the test ends: none of them sends a request afterwards.
-* A process that ends before ends the test with an error: what it had sent is unknown.
+Requests are due at fixed moments, whether earlier ones were answered or not, and latency counts from the
+moment a request was due: a stall of the service counts for all requests that would have met it.
 """
 
 from __future__ import annotations
@@ -38,10 +29,11 @@ from rekey.tables.credentials import credential_of
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 
+# Maximum requests in flight; one that is due beyond that is not sent, and counted.
 MOST_WAITING = 256
 _ANSWER_SECONDS = 10
 _EXPECTED = (Unavailable, Ambiguous, EndpointDown)
-# Sorts after every made-up RowKey.
+# Sorts after every generated RowKey.
 _AFTER_ROWS = "~"
 
 
@@ -67,33 +59,30 @@ async def carry_out(table: Table, request: Request) -> int:
 
 
 class Generator(Protocol):
-    """Load generator: this process, or several others."""
+    """A load generator: this process, or several others."""
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
-        """Send requests, ordered by when they are due, and wait for all responses.
+        """Send requests, ordered by when they are due, and wait for all responses. No request is retried:
+        refusals are measured.
 
         Raises:
-            ServiceError: something other than load is wrong: the table is gone, a credential is refused.
-            WorkersFailed: a process that generates load ended.
+            ServiceError: an error other than load: the table is gone, a credential is refused.
+            WorkersFailed: a process that generates load ended, and what it had sent is unknown.
         """
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """Load generator in this process.
+    """A load generator in this process."""
 
-    Attributes:
-        table: the test table, by a connection that tries nothing again.
-        clock: tells when requests are due.
-        processor: seconds of processor that this process has used.
-    """
-
+    # The test table, by a connection without retries.
     table: Table
+    # Tells when requests are due.
     clock: Clock
+    # Seconds of processor time that this process has used.
     processor: Callable[[], float] = time.process_time
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
-        """Send requests and wait for all responses; see `Generator`."""
         responses: list[Response] = []
         waiting = 0
         began, used = self.clock.rising(), self.processor()
@@ -116,7 +105,7 @@ class InProcess:
         try:
             async with asyncio.TaskGroup() as group:
                 for request in requests:
-                    # Also when it is late: responses must be taken in.
+                    # Also when late, so that responses are read.
                     await self.clock.sleep(max(0.0, request.due - now()))
                     if waiting >= MOST_WAITING:
                         responses.append(Response(request, now(), now(), UNSENT, request.size))
@@ -134,7 +123,7 @@ class InProcess:
 
 
 def open_loaded(account: Account) -> AzureTableService:
-    """Return an account as a stress test loads it: nothing is tried again, and many requests may wait."""
+    """Return an account's tables without retries and with many connections."""
     return AzureTableService.open(
         account.endpoint,
         credential_of(account.name, account_key(account)),
@@ -145,11 +134,11 @@ def open_loaded(account: Account) -> AzureTableService:
 
 
 class LoadProcesses:
-    """Load generator of several processes, each with its part of every step."""
+    """A load generator of several processes, each with its part of every step. They are killed when the test
+    ends, so that none sends a request afterwards."""
 
     def __init__(self, count: int, account: Account, table: str) -> None:
-        """Create the generator for the test table `table`; entering it starts `count` processes."""
-        # Pools of one process each: a pool of several may give one of them two parts of a step.
+        # Pools of one process each: a larger pool could give one process two parts of a step.
         self._pools = [Processes(1) for _ in range(count)]
         self._about = account, table
         self._others = set(multiprocessing.active_children())
@@ -164,15 +153,13 @@ class LoadProcesses:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Kill the processes."""
         for process in set(multiprocessing.active_children()) - self._others:
             process.kill()
             process.join()
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
-        """Send requests, ordered by when they are due, and wait for all responses; see `Generator`."""
         loop, count = asyncio.get_running_loop(), len(self._pools)
-        try:  # a pool whose process has ended refuses a part at once
+        try:  # a pool whose process has ended raises at once
             parts = [
                 loop.run_in_executor(pool, _offer, *self._about, requests[first::count])
                 for first, pool in enumerate(self._pools)
@@ -185,7 +172,7 @@ class LoadProcesses:
                 hint="see whether this machine has memory left, then repeat the command; or set [load]"
                 " processes lower",
             ) from None
-        # A process that used up its core is the limit, however idle the others are.
+        # A process that used up its core is the limit, even if the others are idle.
         processor = max(part.processor for part in offered)
         return Offered([response for part in offered for response in part.responses], processor)
 

@@ -1,11 +1,4 @@
-"""The mix of operations that a stress test sends: inserts, or what the file of `--mix FILE` declares. Pure.
-
-Rules kept here:
-
-* A mistake in the file is an error that names line, section, key and cure, as in `rekey.toml`: nothing is
-  written before the file is right, and a misspelled key never means its default.
-* Shares in the file are weights: they need not add up to 100.
-"""
+"""The mix of operations that a stress test sends: inserts, or the contents of `--mix FILE`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +12,7 @@ from rekey.project.sections import Section
 
 
 class OperationKind(StrEnum):
-    """The kinds of operations that a mix consists of."""
+    """The kinds of operations in a mix."""
 
     POINT_READ = "point_read"
     RANGE_QUERY = "range_query"
@@ -30,30 +23,26 @@ class OperationKind(StrEnum):
 
     @property
     def label(self) -> str:
-        """Return its name for people."""
         return self.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Operations that a stress test sends.
+    """The operations of a stress test."""
 
-    Attributes:
-        shares: share of each kind in all operations; they add up to 1, and none is 0.
-        top: rows that a range query asks for (`$top`).
-        batch_rows: rows that an entity group transaction inserts.
-        rows: rows that the test table is loaded with before anything is measured.
-        partitions: partitions of the test table, with equally many rows; None: a table or a script has them.
-        processes: processes that generate the load.
-        by_row: rates count rows, as the service's targets do; else operations.
-    """
-
+    # Share of each kind in all operations; they add up to 1, and none is 0.
     shares: Mapping[OperationKind, float]
+    # Rows that a range query asks for (`$top`).
     top: int = 50
+    # Rows that an entity group transaction inserts.
     batch_rows: int = 20
+    # Rows loaded into the test table before anything is measured.
     rows: int = 20_000
+    # Partitions of the test table, with equally many rows; None: those of a table or a script.
     partitions: int | None = None
+    # Processes that generate the load.
     processes: int = 1
+    # Rates count rows, like the service's targets; else operations.
     by_row: bool = field(default=False, metadata=UNTOLD)
 
     def entities_of(self, kind: OperationKind) -> int:
@@ -61,12 +50,12 @@ class Mix:
         return {OperationKind.RANGE_QUERY: self.top, OperationKind.BATCH: self.batch_rows}.get(kind, 1)
 
     def entities(self, rates: Mapping[OperationKind, float]) -> float:
-        """Return the entities a second that operations at these rates read or write, at most."""
+        """Return the entities per second that operations at these rates read or write, at most."""
         return sum(rate * self.entities_of(kind) for kind, rate in rates.items())
 
     @property
     def operations(self) -> Mapping[OperationKind, float]:
-        """Return the operations of each kind in a rate of 1."""
+        """The operations of each kind in a rate of 1."""
         rows = self.entities(self.shares) if self.by_row else 1.0
         return {kind: share / rows for kind, share in self.shares.items()}
 
@@ -77,7 +66,7 @@ def inserts(batch_rows: int) -> Mix:
     return Mix({kind: 1.0}, batch_rows=batch_rows, rows=0, by_row=True)
 
 
-# Section, key, default and maximum of a `Mix`'s other fields.
+# Section, key, default and maximum of the other fields of `Mix`.
 _SETTINGS = {
     "top": ("range_query", "top", 50, 1_000),
     "batch_rows": ("batch", "rows", 20, 100),
@@ -88,11 +77,8 @@ _SETTINGS = {
 
 
 def read_mix(document: Section, *, spread_given: bool) -> Mix:
-    """Check a file and return its mix.
-
-    Args:
-        document: the file, parsed.
-        spread_given: TABLE or a script has the distribution of rows over partitions.
+    """Check a file and return its mix. Shares are weights that need not add up to 100. `spread_given`: TABLE
+    or a script has the distribution of rows over partitions.
 
     Raises:
         ConfigurationError: an unknown or missing key, a value of the wrong type or out of range.

@@ -1,14 +1,5 @@
-"""Results of a stress test: as values, as JSON-able data, as text and as a page for people. Pure.
-
-Rules kept here:
-
-* No key of an application is in a report: a partition has a number, in the order of PartitionKeys.
-* Rates of a mix are operations a second, those of inserts rows a second; of partitions and of the account
-  they are entities a second, as the service's targets are.
-* The rate at which the service saturates, and a rate that it carries at least, are told apart. When this
-  machine was the limit, the report says that the service was not measured.
-* The first line of a stage is its result; the steps after it show why.
-"""
+"""Results of a stress test: as values, JSON, text and a page. No key of an application is in them: a
+partition has a number. The first line of a stage is its result; the steps after it show why. Pure."""
 
 from __future__ import annotations
 
@@ -36,62 +27,57 @@ HOW_KINDS_ARE_FOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Result for one distribution.
-
-    Attributes:
-        mix: the operations.
-        spread: how rows were spread.
-        loaded: rows that were loaded before.
-        steps: of the whole mix, judged, in the order in which they were made.
-        kinds: where each kind saturated.
-        rising: the steps in which a kind rose while the others were held; none where the mix shows it.
-        bounded: what ended it early, "" when nothing did: `rows`, `seconds`.
-    """
+    """The result for one distribution."""
 
     mix: Mix
+    # How rows were spread.
     spread: Spread
+    # Rows loaded before.
     loaded: int
+    # Of the whole mix, judged, in order.
     steps: tuple[Judged, ...]
+    # Where each kind saturated.
     kinds: Mapping[OperationKind, Saturation]
+    # The steps in which one kind rose while the others were held; empty if the mix shows it.
     rising: Mapping[OperationKind, Sequence[Judged]]
+    # What ended it early, `rows` or `seconds`; "" if nothing.
     bounded: str = ""
 
     @property
     def found(self) -> Saturation:
-        """Return where the mix saturated."""
+        """Where the mix saturated."""
         return saturation(self.steps)
 
     @property
     def entities(self) -> float:
-        """Return the entities a second that were carried at most."""
+        """The maximum entities per second carried."""
         achieved = sum(one.step.achieved for one in self.steps)
         return self.found.rate * sum(one.step.entities for one in self.steps) / achieved if achieved else 0.0
 
     @property
     def because_of(self) -> tuple[str, ...]:
-        """Return the kinds, of several, and the partitions that saturated the mix."""
+        """The kinds, of several, and the partitions that saturated the mix."""
         at = self.found.saturated
         names = (name for one in self.steps if one.step.offered == at for name in one.because_of)
         return tuple(dict.fromkeys(names))
 
     @property
     def clean(self) -> Step | None:
-        """Return the step of the highest rate at which the whole mix held."""
+        """The step of the highest rate without saturation of the whole mix."""
         return next((one.step for one in reversed(self.steps) if one.step.offered == self.found.clean), None)
 
     @property
     def below_target(self) -> dict[str, float]:
-        """Return the entities a second of partitions that take less than the target, lowest first."""
+        """The entities per second of partitions that take less than the target, lowest first."""
         steps = [one.step for some in (self.steps, *self.rising.values()) for one in some]
         found = {partition_name(place): rate for place, rate in refusing(steps).items()}
-        # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
+        # A limit of the partition affects every kind; a limit of a kind affects only that kind.
         if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
             found = {"one partition": self.entities}
         lowest_first = sorted(found.items(), key=lambda one: one[1])
         return {name: rate for name, rate in lowest_first if rate < PARTITION_TARGET}
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object; latencies in milliseconds."""
         spread = self.spread
         kinds = {
             kind: {
@@ -122,7 +108,6 @@ class Stage:
         }
 
     def lines(self) -> list[str]:
-        """Return the lines about it for people."""
         spread = self.spread
         about = spread.name
         if spread.table:
@@ -173,7 +158,7 @@ class Stage:
         return f"carries {carried} or more{why}; {target}"
 
     def kind_rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield a row of texts for each kind, under `KINDS_HEAD`."""
+        """Yield the texts of each kind, under `KINDS_HEAD`."""
         for kind, found in self.kinds.items():
             rate = f"{'' if found.limit is Limit.SERVICE else 'at least '}{found.rate:,.0f}"
             clean = "-" if found.clean is None else f"{found.clean:,.0f}"
@@ -181,7 +166,7 @@ class Stage:
             yield kind.label, share, rate, clean, *_texts(self._latencies(kind).values())
 
     def step_rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield a row of texts for each step, under `STEPS_HEAD`."""
+        """Yield the texts of each step, under `STEPS_HEAD`."""
         for step in (one.step for one in self.steps):
             figures = *_texts(step.milliseconds.values()), f"{step.requests:,}", f"{step.refused:,}"
             yield f"{step.offered:,.0f}", f"{step.achieved:,.0f}", *figures
@@ -197,31 +182,27 @@ def _texts(milliseconds: Iterable[float | None]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class StressReport:
-    """One stress test.
+    """One stress test."""
 
-    Attributes:
-        table: the test table, which is gone.
-        removed: tables that an earlier stress test had left, and which are gone now.
-        mix: the operations.
-        sent: entities that were sent or asked for, without rows that were loaded before.
-        seconds: how long it took.
-        stages: the single partition first.
-        refused_rows: rows of the sample that the script cannot map.
-        declared: rows a second that the application writes, as the script declares in `load`; None without.
-    """
-
+    # The test table, which is deleted.
     table: str
+    # Tables left by an earlier stress test and deleted now.
     removed: tuple[str, ...] = field(metadata=told("removed_leftovers"))
     mix: Mix
+    # Entities sent or asked for, without rows loaded before.
     sent: int = field(metadata=told("rows_sent"))
+    # How long it took.
     seconds: float = field(metadata=told(digits=1))
+    # The single partition first.
     stages: tuple[Stage, ...]
+    # Rows of the sample that the script cannot map.
     refused_rows: int = field(default=0, metadata=told("rows_refused"))
+    # Rows per second that the application writes, as `load` of the script declares, or None.
     declared: float | None = field(default=None, metadata=told("declared_writes_per_second"))
 
     @property
     def too_little(self) -> tuple[Stage, ...]:
-        """Return the distributions that carry less than `declared`, where the service is the limit."""
+        """The distributions that carry less than `declared`, where the service is the limit."""
         if self.declared is None:
             return ()
         return tuple(
@@ -231,7 +212,6 @@ class StressReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             **members(self),
             "rows_per_request": self.mix.entities(self.mix.shares),
@@ -240,7 +220,6 @@ class StressReport:
         }
 
     def as_text(self) -> str:
-        """Return the report for people."""
         lines: list[str] = []
         if self.removed:
             removed = ", ".join(self.removed)
@@ -297,7 +276,7 @@ def stress_page(report: StressReport) -> str:
 
 
 def _ramp(stage: Stage) -> str:
-    """Return the plot of the rate that was carried, by the rate that was offered."""
+    """Return the plot of achieved by offered rate."""
     steps = sorted((one.step for one in stage.steps), key=lambda step: step.offered)
     series = [
         Series("offered", [round(step.offered) for step in steps], BEFORE),
@@ -308,7 +287,7 @@ def _ramp(stage: Stage) -> str:
 
 
 def _latencies(stage: Stage) -> str:
-    """Return the plot of each kind's percentiles of latency at the highest rate at which the mix held."""
+    """Return the plot of each kind's latency percentiles at the highest rate without saturation."""
     kinds = stage.clean.kinds if stage.clean is not None else {}
     series = [
         Series(name, [round(1000 * (getattr(step, name) or 0.0), 1) for step in kinds.values()], colour)

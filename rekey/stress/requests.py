@@ -1,13 +1,5 @@
-"""Requests of a stress test, their responses, and the made-up rows that they are about. Pure.
-
-Rules kept here:
-
-* A request is planned whole before it is sent: a process that sends it needs to know nothing else.
-* Kinds of operations are spaced evenly, each by itself; partitions get their shares in every stretch (see
-  `spread`), for each kind anew.
-* A delete is of a row that was loaded for it before the step; rows that are read, updated and queried are
-  never deleted. So no request can fail because of another one.
-"""
+"""Requests of a stress test, their responses, and the generated rows that they are about. A request is
+planned completely, so that the process that sends it needs to know nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -23,47 +15,43 @@ from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread, turns
 
 _SILVER = math.sqrt(2) - 1
-# The number of the first row that is inserted while the test runs: it sorts after those loaded before.
+# The number of the first row inserted during the test, which sorts after those loaded before.
 _FIRST_NEW = 1_000_000_000
 _MOST_BATCH = 100
-# Makes a row 1 KiB, the size that the service's targets are stated for: text takes two bytes a character
-# where it is stored; keys and names take the rest.
+# Makes a row 1 KiB, the size in the service's targets: stored text takes two bytes a character; keys and
+# names take the rest.
 _FILLING = "x" * ((1024 - 64) // 2)
 _INSERTING = (OperationKind.INSERT, OperationKind.BATCH)
 
 
 class Request(NamedTuple):
-    """One request.
+    """One request."""
 
-    Attributes:
-        due: seconds after the beginning of a step.
-        kind: its kind of operation.
-        stage: number of the distribution that is tried; it keeps partitions of several ones apart.
-        place: number of the partition, from 0.
-        number: of its row; the first one of a batch; of a range query, the first row it may return.
-        size: rows of a batch, `$top` of a range query; else 1.
-    """
-
+    # Seconds after the beginning of a step.
     due: float
+    # Its kind of operation.
     kind: OperationKind
+    # Number of the distribution; it keeps partitions of several ones apart.
     stage: int
+    # Number of the partition, from 0.
     place: int
+    # Of its row; the first one of a batch; of a range query, the first row it may return.
     number: int
+    # Rows of a batch, `$top` of a range query; else 1.
     size: int = 1
 
     @property
     def key(self) -> EntityKey:
-        """Return the key of its row."""
         return self._key(self.number)
 
     @property
     def before(self) -> EntityKey:
-        """Return a key that sorts directly before its row."""
+        """A key that sorts directly before its row."""
         return self._key(self.number - 1)
 
     @property
     def rows(self) -> list[Row]:
-        """Return the rows that it inserts or replaces."""
+        """The rows that it inserts or replaces."""
         keys = map(self._key, range(self.number, self.number + self.size))
         return [{PARTITION_KEY: key.partition, ROW_KEY: key.row, "Value": _FILLING} for key in keys]
 
@@ -71,29 +59,26 @@ class Request(NamedTuple):
         return EntityKey(f"{self.stage}.{self.place:07d}", f"{number:010d}")
 
 
-# Status of a request that was due while as many as allowed were waiting for their responses.
+# Status of a request that was due while the maximum number was in flight.
 UNSENT = -1
 
 
 class Response(NamedTuple):
-    """Outcome of a request.
+    """The outcome of a request."""
 
-    Attributes:
-        request: the request.
-        sent, answered: seconds after the beginning of the step.
-        status: None when it succeeded; else the HTTP status of the error, 0 without a response, `UNSENT`.
-        entities: rows that were written or returned; of a failed request, those that were asked for.
-    """
-
+    # The request.
     request: Request
+    # Seconds after the beginning of the step.
     sent: float
     answered: float
+    # None on success; else the HTTP status, 0 without a response, or `UNSENT`.
     status: int | None
+    # Rows written or returned; of a failed request, those asked for.
     entities: int
 
 
 class Offered(NamedTuple):
-    """The responses to all requests of a step; `processor`: share of one core that was used to send them."""
+    """The responses to all requests of a step; `processor`: share of one core used to send them."""
 
     responses: list[Response]
     processor: float
@@ -116,7 +101,7 @@ class Population:
 
     @property
     def rows(self) -> int:
-        """Return how many rows are loaded before the test."""
+        """The number of rows loaded before the test."""
         return sum(self._loaded)
 
     def loading(self) -> Iterator[Request]:
@@ -127,12 +112,9 @@ class Population:
     def plan(
         self, rates: Mapping[OperationKind, float], seconds: float
     ) -> tuple[list[Request], list[Request]]:
-        """Return the batches to load before a step, and its requests, ordered by when they are due.
-
-        Args:
-            rates: operations a second of each kind.
-            seconds: length of the step.
-        """
+        """Return the batches to load before a step, and its requests, ordered by when they are due. Each kind
+        is spaced evenly, and deletes are of rows loaded for them, so that no request fails because of
+        another. `rates`: operations per second."""
         loading: list[Request] = []
         streams = []
         for order, (kind, rate) in enumerate(rates.items()):
@@ -144,7 +126,7 @@ class Population:
                     numbers = self._numbers(wanted)
                     loading += self._batches(place, numbers)
                     doomed[place] = iter(numbers)
-            # Each kind begins at another moment, so that they do not come in bursts.
+            # Each kind begins at a different moment, to avoid bursts.
             dues = [(number + order / len(rates)) * seconds / count for number in range(count)]
             due_at = zip(dues, places, strict=True)
             streams.append([self._request(due, kind, place, doomed) for due, place in due_at])
@@ -159,18 +141,16 @@ class Population:
         elif kind is OperationKind.DELETE:
             number = next(doomed[place])
         else:
-            # So that as many rows follow as a range query asks for.
+            # Leave as many rows after it as a range query asks for.
             choices = max(1, self._loaded[place] - size + 1)
             self._reads += 1
             number = math.floor(self._reads * _SILVER % 1.0 * choices)
         return Request(due, kind, self._stage, place, number, size)
 
     def _numbers(self, count: int) -> range:
-        """Return the numbers of `count` new rows."""
         first, self._new = self._new, self._new + count
         return range(first, self._new)
 
     def _batches(self, place: int, numbers: range) -> Iterator[Request]:
-        """Yield the batches that insert rows of a partition."""
         for some in (numbers[at : at + _MOST_BATCH] for at in range(0, len(numbers), _MOST_BATCH)):
             yield Request(0.0, OperationKind.BATCH, self._stage, place, some.start, len(some))

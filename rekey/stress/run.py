@@ -1,22 +1,8 @@
 """One stress test: a table of its own, a ramp on one partition, then ramps for each distribution.
 
 The published procedure ("Designing a scalable partitioning strategy for Azure Table storage"): make a test
-table, load it, aim peak load at a single partition, and look at the throughput against the partition's
-target; then do it with the distribution that is planned, with "all the required queries and storage
-operations".
-
-Rules kept here:
-
-* Nothing is written but the test table, which is removed however the test ends.
-* A test table is noted, durably, before it is made, and the note is removed after the table, however the
-  test ends: the next test finds what a killed one left.
-* Only noted tables are ever removed. A note names the endpoint, too: a table of another account stays.
-* Rows are loaded before anything is measured, by a connection that tries again. A step whose requests would
-  need rows that are not there loads them first.
-* Where the mix saturates, one of its kinds does. The limits of the others are found afterwards, with one kind
-  rising and the others held at a rate well below the mix's saturation.
-* Time and rows are bounded for the whole test; stages that are still to come get their part.
-* Connecting, and what the service does for new partitions, is not measured.
+table, load it, aim peak load at a single partition, and compare the throughput with the partition's target;
+then repeat with the planned distribution and "all the required queries and storage operations".
 """
 
 from __future__ import annotations
@@ -42,16 +28,17 @@ from rekey.stress.requests import Population, Request
 from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.tables.base import TableService
 
-# A ramp begins and ends at these parts of what the targets allow, if nothing ends it before.
+# A ramp begins and ends at these multiples of what the targets allow.
 _FIRST, _MOST = 1 / 8, 2.0
-# Part of what the mix carries that the other kinds are held at while one rises.
+# Share of the mix's clean rate at which the other kinds are held while one rises.
 _HELD = 0.5
-# Bounds of the beginning of a ramp, which is not measured: seconds, and a share of its time and rows.
+# Limits of the unmeasured warm-up of a ramp (connections, new partitions): seconds, and a share of its time
+# and rows.
 _WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
 _LEAST_STEP_SECONDS = 1.0
-# Time that a service that refused is given to recover.
+# Seconds for the service to recover after refusals.
 _REST_SECONDS = 1.0
-# Batches that load rows at the same time.
+# Concurrent batches that load rows.
 _LOADING = 8
 PREFIX = "rekeystress"
 _SUFFIX = ".stress"
@@ -60,31 +47,27 @@ _NOTE = re.compile(rf"({PREFIX}[0-9a-f]{{16}}) (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a stress test.
+    """Limits of a stress test."""
 
-    Attributes:
-        seconds: of the whole test.
-        rows: entities sent or asked for in the whole test.
-        step_seconds: of one step.
-        most: entities a second to offer at most; None: twice what the targets allow.
-    """
-
+    # Of the whole test.
     seconds: float = 300.0
+    # Entities sent or asked for in the whole test.
     rows: int = 300_000
+    # Of one step.
     step_seconds: float = 5.0
+    # Maximum entities per second to offer; None: twice what the targets allow.
     most: float | None = None
 
 
 def new_name() -> str:
-    """Return a name for a test table, that no other test has."""
+    """Return a unique name for a test table."""
     return PREFIX + secrets.token_hex(8)
 
 
 class Notes:
-    """Test tables of one project, noted until they are removed.
-
-    The caller holds the lock of the notes, so that no noted table is of a test that still runs.
-    """
+    """The existing test tables of a project: noted durably before they are created, so that the next test
+    removes what a killed one left. Only noted tables are ever removed. The caller holds the lock of the
+    notes."""
 
     def __init__(self, state: Path) -> None:
         """Create them next to the state file `state`."""
@@ -92,7 +75,7 @@ class Notes:
 
     @asynccontextmanager
     async def table(self, service: TableService, endpoint: str) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
-        """Make a test table, and remove it at the end; tables that an earlier test left are removed before.
+        """Create a test table, and delete it at the end; tables that an earlier test left are deleted before.
 
         Yields:
             The table's name, and the names of the tables that were left.
@@ -100,7 +83,7 @@ class Notes:
         Raises:
             ServiceError: the account cannot be used.
             MachineFailed: the notes cannot be written.
-            RekeyError: the table could not be removed at the end.
+            RekeyError: the table could not be deleted at the end.
         """
         removed = []
         for left in self.tables(endpoint):
@@ -128,11 +111,11 @@ class Notes:
         return [name for name, where in self._read() if where == endpoint]
 
     def add(self, name: str, endpoint: str) -> None:
-        """Note a table that is about to be made. Raises MachineFailed."""
+        """Note a table that is about to be created. Raises MachineFailed."""
         self._write([*self._read(), (name, endpoint)])
 
     def drop(self, name: str) -> None:
-        """Remove the note of a table that is gone. Raises MachineFailed."""
+        """Remove the note of a deleted table. Raises MachineFailed."""
         left = [one for one in self._read() if one[0] != name]
         if left:
             self._write(left)
@@ -146,7 +129,7 @@ class Notes:
             return []
         except (OSError, ValueError) as error:
             raise self._failed("read", error) from None
-        # A line that was cut off is of a table that was not made.
+        # A truncated line is of a table that was not created.
         found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
         return [(one[1], one[2]) for one in found if one]
 
@@ -167,37 +150,34 @@ class Notes:
 
 @dataclass
 class StressTest:
-    """One stress test, run once. The caller holds the lock of the notes.
+    """One stress test, run once. The caller holds the lock of the notes."""
 
-    Attributes:
-        service: the account: makes, loads and removes the test table.
-        generators: opens a load generator for the table of a name, on connections that try nothing again.
-        mix: operations to send.
-        bounds: of time, rows and load.
-        notes: where test tables are noted.
-        endpoint: the account's, for the notes.
-        clock: tells when requests are due.
-        progress: told of every step.
-    """
-
+    # The account: creates, loads and deletes the test table.
     service: TableService
+    # Opens a load generator for the table of a name, without retries.
     generators: Callable[[str], AbstractAsyncContextManager[Generator]]
+    # Operations to send.
     mix: Mix
+    # Of time, rows and load.
     bounds: Bounds
     _: KW_ONLY
+    # Where test tables are noted.
     notes: Notes
+    # The account's, for the notes.
     endpoint: str
+    # Tells when requests are due.
     clock: Clock
+    # Reports every step.
     progress: Progress
 
     async def run(self, spreads: Sequence[Spread]) -> StressReport:
-        """Run it, on a single partition and then on these distributions.
+        """Run it, on a single partition and then on these distributions. The test table is always deleted.
 
         Raises:
-            ServiceError: the account cannot be used; the test table is removed before.
-            WorkersFailed: a process that generates load ended; the test table is removed before.
+            ServiceError: the account cannot be used.
+            WorkersFailed: a process that generates load ended.
             MachineFailed: the notes cannot be written.
-            RekeyError: the test table could not be removed.
+            RekeyError: the test table could not be deleted.
         """
         stages: list[Stage] = []
         making = self.notes.table(self.service, self.endpoint)
@@ -213,27 +193,22 @@ class StressTest:
         return self.clock.rising() - self._began
 
     async def _stage(self, population: Population, left: int) -> Stage:
-        """Load the rows of a distribution, and try the mix, then each kind of operation.
-
-        Args:
-            population: the rows.
-            left: number of stages from this one on.
-        """
+        """Load a distribution's rows, and try the mix, then each kind. `left`: stages from this one on."""
         mix, spread = self.mix, population.spread
         if mix.rows:
             with self.progress.task(f"load rows for {spread.name}") as advance:
                 await self._write(population.loading(), spread, advance)
         first = spread.expected * _FIRST / mix.entities(mix.operations)
-        # Half of what a stage may use is for ramps of each kind.
+        # Half of a stage's budget is for the ramps of each kind.
         parts = 2 if len(mix.shares) > 1 else 1
         ramped, bounded = await self._ramp(population, mix.operations, {}, first=first, parts=left * parts)
         found, risen = saturation(ramped), dict[OperationKind, list[Judged]]()
-        # Beyond its saturation the mix overloads what all kinds have in common, as one partition always does.
+        # Above its saturation the mix overloads what all kinds share, as one partition always does.
         ceiling = found.saturated if spread.table and found.saturated is not None else math.inf
         of_kinds = {
             kind: [one.kinds[kind] for one in ramped if one.step.offered <= ceiling] for kind in mix.shares
         }
-        # Kinds are not tried on one partition: that stage is about the partition.
+        # Not on one partition: that stage is about the partition.
         if spread.table and found.limit is Limit.SERVICE and found.clean is not None:
             rest = [kind for kind, judged in of_kinds.items() if saturation(judged).limit is Limit.NOTHING]
             for number, kind in enumerate(rest):
@@ -254,17 +229,17 @@ class StressTest:
         first: float,
         parts: int,
     ) -> tuple[list[Judged], str]:
-        """Offer rates one after the other until one saturates, or its part of the bounds is used up.
+        """Offer rates one after the other until one saturates, or its part of the budget is used up.
 
         Args:
             population: the rows.
             varied: operations of each kind in a rate of 1.
-            held: operations a second of other kinds, at any rate.
+            held: operations per second of other kinds, at any rate.
             first: the first rate.
-            parts: number of equal parts of the time and rows that are left; the ramp has one.
+            parts: number of equal parts of the remaining time and rows; the ramp has one.
 
         Returns:
-            The steps, and the bound that ended the ramp early: `rows`, `seconds` or "".
+            The steps, and what ended the ramp early: `rows`, `seconds` or "".
         """
         bounds, mix, spread = self.bounds, self.mix, population.spread
         unit, fixed = mix.entities(varied), mix.entities(held)
@@ -307,5 +282,5 @@ class StressTest:
         async def write(batch: Request) -> None:
             advance(await carry_out(self._table, batch))
 
-        # One at a time into one partition: together they would go beyond what it takes.
+        # One at a time into one partition: concurrent ones would exceed its limit.
         await for_each(batches, write, limit=min(_LOADING, spread.partitions))

@@ -1,10 +1,5 @@
-"""Reading how rows are spread over partitions: those of a table, or of the targets that a script plans.
-
-Rules kept here:
-
-* Of a row of the application only its partition is counted; no value leaves this module.
-* A planned distribution needs no secret: which rows share a partition does not depend on it.
-"""
+"""Reads how rows are spread over partitions: those of a table, or of the targets that a script plans. Only
+the partition of an application's row is counted."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from rekey.tables.base import Table
 async def spread_of_rows(
     table: Table, migration: Migration | None, *, exact: bool, progress: Progress
 ) -> tuple[tuple[Spread, ...], int]:
-    """Return how a table's rows are spread, or a script would spread them, and how many rows it refuses.
+    """Return how a table's rows are spread, or would be by a script, and how many rows it refuses.
 
     Raises:
         TableMissing: there is no such table.
@@ -32,6 +27,7 @@ async def spread_of_rows(
     names: tuple[str, ...] = (table.name,)
     map_row = _as_it_is
     if migration is not None:
+        # Which rows share a partition does not depend on the secret.
         secrets = dict.fromkeys(required_secrets(migration), b"made up for counting only")
         names, map_row = migration.tables, Mapper(migration, secrets).map
     counts, refused = [SpreadCount(name) for name in names], 0

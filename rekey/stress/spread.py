@@ -1,13 +1,4 @@
-"""Distribution of rows over partitions: shares of a table, and made-up partitions with the same shares. Pure.
-
-Rules kept here:
-
-* Of an application's row only its partition is counted: keys and values are made up.
-* Made-up partitions stand in the order in which the real ones were met, so that neighbours stay neighbours.
-* Which partition is next is decided by a sequence that gives each its share in every stretch (the fractional
-  parts of multiples of the golden ratio), not by lot: a limit that is found does not depend on a draw.
-* Memory is bounded: beyond `MOST_PARTITIONS` further ones are taken to have one row each.
-"""
+"""Distribution of rows over partitions: a table's shares, and generated partitions with them. Pure."""
 
 from __future__ import annotations
 
@@ -25,45 +16,39 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Shares of partitions.
+    """Shares of partitions."""
 
-    Attributes:
-        table: the table or file that has them; "" for a single partition.
-        counts: rows of each partition, in the order in which the partitions were met.
-        others: rows of partitions beyond these; one row each.
-    """
-
+    # The table or file that has them; "" for a single partition.
     table: str
+    # Rows of each partition, in the order in which they were met, so that neighbors stay neighbors.
     counts: tuple[int, ...]
+    # Further partitions, counted as one row each to limit memory.
     others: int = 0
 
     @property
     def name(self) -> str:
-        """Return the name of a stage with these shares."""
         return self.table or "one partition"
 
     @property
     def rows(self) -> int:
-        """Return the rows from which the shares were counted."""
         return sum(self.counts) + self.others
 
     @property
     def partitions(self) -> int:
-        """Return the number of partitions."""
         return len(self.counts) + self.others
 
     @property
     def largest_share(self) -> float:
-        """Return the largest partition's share of rows, 0.0 without rows."""
+        """The largest partition's share of rows, 0.0 without rows."""
         return max(self.counts, default=1) / self.rows if self.rows else 0.0
 
     @property
     def expected(self) -> float:
-        """Return the rows a second that the service's targets allow: of the account, and of the largest."""
+        """The rows per second that the service's targets for account and largest partition allow."""
         return min(ACCOUNT_TARGET, PARTITION_TARGET / self.largest_share) if self.rows else 0.0
 
     def folded(self, most: int) -> Spread:
-        """Return the shares of at most `most` partitions: neighbours are merged, equally many at a time."""
+        """Return the shares of at most `most` partitions: neighbors are merged, equally many at a time."""
         counts = (*self.counts, *(1,) * self.others)
         size = math.ceil(len(counts) / most)
         return Spread(self.table, tuple(sum(counts[at : at + size]) for at in range(0, len(counts), size)))
@@ -74,7 +59,7 @@ ONE_PARTITION = Spread("", (1,))
 
 
 class SpreadCount:
-    """Counter of rows by partition."""
+    """Counts rows by partition."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -82,7 +67,6 @@ class SpreadCount:
         self._others = 0
 
     def add(self, partition: str) -> None:
-        """Count a row."""
         if partition in self._counts or len(self._counts) < MOST_PARTITIONS:
             self._counts[partition] = self._counts.get(partition, 0) + 1
         else:
@@ -90,12 +74,13 @@ class SpreadCount:
 
     @property
     def spread(self) -> Spread:
-        """Return the shares."""
         return Spread(self.table, tuple(self._counts.values()), self._others)
 
 
 def turns(spread: Spread) -> Iterator[int]:
-    """Yield numbers of partitions, from 0, so that each has its share. Raises ValueError without rows."""
+    """Yield numbers of partitions, from 0, so that each gets its share in every stretch, by fractional
+    parts of multiples of the golden ratio: results do not depend on a random draw. Raises ValueError
+    without rows."""
     ends, rows = list(accumulate(spread.counts)), spread.rows
     if not rows:
         raise ValueError("there are no rows to take shares from")
