@@ -2,8 +2,7 @@
 
 A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`, or `for_each_table` as well; see
 `migrations/` for examples that run. The other names are for applications, and import the Azure SDK; the
-asynchronous client is in `rekey.aio`. Each name is imported when it is asked for: the command line has no use
-for most of them.
+asynchronous client is in `rekey.aio`. Names are imported on first use: the command line needs few of them.
 """
 
 from __future__ import annotations

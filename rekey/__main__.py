@@ -9,12 +9,12 @@ from rekey.cli import signals
 
 
 def main() -> int:
-    """Run the command line of this process and return the exit code."""
+    """Run the command line and return the exit code."""
     signals.ending_at_once()
-    from rekey.cli.main import run  # takes a while, in which Ctrl-C must not show a traceback
+    from rekey.cli.main import run  # slow, and Ctrl-C must not show a traceback meanwhile
 
     code = run()
-    gc.freeze()  # what is left goes with the process: looking for cycles in it takes a tenth of a second
+    gc.freeze()  # skip the final collection of cycles, which takes a tenth of a second
     return code
 
 

@@ -1,4 +1,4 @@
-"""The asynchronous client of application teams."""
+"""The asynchronous client for applications."""
 
 from __future__ import annotations
 

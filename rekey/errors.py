@@ -1,13 +1,8 @@
-"""The error tree: every error leads to an action.
+"""The errors of rekey. Each says what happened, what was kept, and what to do next. There is one class per
+choice that the caller has; it determines the exit code.
 
-Rules kept here:
-
-* An error says what happened, what was kept, and what to do next.
-* There is one subclass per choice the caller has; the exit code belongs to the class.
-* No error text holds an old key, a secret, a SAS or a connection string. Rows are named by safe id
-  (`rekey.core.safe_ids`); text that came from a service is never copied into a message, only its code.
-* Text from elsewhere is harmless to look at: C0 and C1 controls, DEL, bidirectional controls, line separators
-  and lone surrogates are shown as Python writes them (`\\x1b`, `\\u202e`); everything else stays.
+No text holds a legacy key, a secret, a SAS or a connection string: rows are named by safe id
+(`rekey.core.safe_ids`), and of a service's answer only the code is used.
 """
 
 from __future__ import annotations
@@ -15,11 +10,12 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
+# C0 and C1 controls, DEL, bidirectional controls, line separators and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Return a text with all controls but line feeds escaped; the result can be encoded in UTF-8."""
+    r"""Return a text that UTF-8 can encode, with all controls but line feeds escaped (`\x1b`, `\u202e`)."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
@@ -29,8 +25,8 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a file could not be used, as the system says it ("No such file or directory"), else the type
-    of the exception. The text of an exception may quote the file."""
+    """Return why a file could not be used, in the system's words ("No such file or directory"), else the type
+    of the exception: its text may quote the file."""
     return getattr(error, "strerror", None) or type(error).__name__
 
 
@@ -50,11 +46,7 @@ _IN_WORDS = {
 
 
 def in_words(error: str | None) -> str:
-    """Return for people what the class of an error says, from its name as the state file keeps it.
-
-    Args:
-        error: the name; None for a run that ended without one: its process was ended.
-    """
+    """Return in words a class of errors, by its name in the state file; None: the process was killed."""
     return "cut off" if error is None else _IN_WORDS.get(error, "an error")
 
 
@@ -62,7 +54,7 @@ class ExitCode(IntEnum):
     """Exit code of the `rekey` command."""
 
     DONE = 0
-    # Divergences, collisions, plan errors: the command did its work and found something.
+    # Divergences, collisions, plan errors: the command did its work and has findings.
     FINDINGS = 1
     # Usage, configuration or declaration: nothing was begun.
     USAGE = 2
@@ -75,14 +67,14 @@ class ExitCode(IntEnum):
 
 
 class RekeyError(Exception):
-    """Base of all errors that rekey raises on purpose.
+    """Base of all errors that rekey raises deliberately.
 
     Attributes:
         what: what happened, one sentence, no keys and no secrets.
-        kept: what was kept (checkpoints, tables, rows), or a sentence (`Nothing was changed.`), or "" when
+        kept: what was kept (checkpoints, tables, rows), a sentence (`Nothing was changed.`), or "" when
             nothing had begun.
         hint: what to do next: a command or an edit.
-        index: position of the failing operation in a transaction, None when unknown or not a transaction.
+        index: position of the failing operation in a transaction, None if unknown or not a transaction.
     """
 
     exit_code = ExitCode.SERVICE
@@ -119,7 +111,7 @@ class RekeyError(Exception):
 
 
 class ConfigurationError(RekeyError):
-    """`rekey.toml`, an environment variable, a path or the state file is not usable as it is."""
+    """`rekey.toml`, an environment variable, a path or the state file cannot be used as it is."""
 
     exit_code = ExitCode.USAGE
 
@@ -154,7 +146,7 @@ class StateUnusable(ConfigurationError):
 
 
 class Findings(RekeyError):
-    """The command finished and found divergences, plan errors or rows it cannot key."""
+    """The command finished and found divergences, plan errors or rows that cannot be mapped."""
 
     exit_code = ExitCode.FINDINGS
 
@@ -162,16 +154,14 @@ class Findings(RekeyError):
 class RowRefused(Findings):
     """The mapping cannot be applied to one row; nothing was written for it.
 
-    Raised by pure code without knowing the row's safe id; the caller that knows it re-raises with
-    `for_row`.
+    Raised by pure code that does not know the row's safe id; a caller that knows it raises `for_row` instead.
 
     Attributes:
-        code: one of the stable codes `missing-property`, `empty-key`, `refused-character`, `key-too-long`,
-            `not-a-date`, `not-a-number`, `out-of-range`, `no-match`, `bad-cast`, `row-too-large`,
-            `too-many-properties`, `no-old-key`, `not-reversible`, `custom-failed`, `bad-property-name`,
-            `key-moves`, `key-taken`.
+        code: stable: `missing-property`, `empty-key`, `refused-character`, `key-too-long`, `not-a-date`,
+            `not-a-number`, `out-of-range`, `no-match`, `bad-cast`, `row-too-large`, `too-many-properties`,
+            `no-old-key`, `not-reversible`, `custom-failed`, `bad-property-name`, `key-moves`, `key-taken`.
         field: where in the declaration, e.g. `target.row_key`.
-        row_id: the safe id, or "" while it is not known.
+        row_id: the safe id, "" if unknown.
     """
 
     def __init__(self, code: str, field: str, problem: str, *, cure: str, row_id: str = "") -> None:
@@ -184,7 +174,7 @@ class RowRefused(Findings):
         self.row_id = row_id
 
     def for_row(self, row_id: str) -> RowRefused:
-        """Return the same refusal, naming the row by its safe id."""
+        """Return the same error, naming the row by its safe id."""
         return RowRefused(self.code, self.field, self.problem, cure=self.cure, row_id=row_id)
 
 
@@ -206,7 +196,7 @@ class SealedUnreadable(Findings):
     """A sealed row of the restricted store cannot be opened: altered, moved, or its data key is gone.
 
     Attributes:
-        row: row key of the sealed row; it tells nothing without the restricted store.
+        row: row key of the sealed row; it reveals nothing without the restricted store.
     """
 
     def __init__(self, table: str, row: str, why: str) -> None:
@@ -220,7 +210,7 @@ class SealedUnreadable(Findings):
 
 
 class Erased(Findings):
-    """The data asked for was erased on purpose: for one subject, or because its keeping time was over.
+    """The requested data was erased on purpose: for one subject, or at the end of its retention.
 
     Attributes:
         on: day of the erasure, `2026-11-22`.
@@ -246,7 +236,7 @@ class Refused(RekeyError):
 
 
 class GateClosed(Refused):
-    """A gate before a phase is closed. `reasons` lists all that keeps it closed."""
+    """The gate before a phase is closed. `reasons` lists everything that keeps it closed."""
 
     def __init__(self, phase: str, reasons: list[str], *, hint: str) -> None:
         listed = "; ".join(reasons)
@@ -260,7 +250,7 @@ class GateClosed(Refused):
 
 
 class WriterAtWork(GateClosed):
-    """The source was written while it was frozen for the cutover: a writer was not stopped."""
+    """The source was written while frozen for the cutover: a writer was not stopped."""
 
 
 class Locked(Refused):
@@ -268,7 +258,7 @@ class Locked(Refused):
 
 
 class Moved(Refused):
-    """The declaration, a secret, the plan or the source is no longer what the migration started with."""
+    """The declaration, a secret, the plan or the source has changed since the migration began."""
 
 
 class WritesRefused(Refused):
@@ -298,16 +288,16 @@ class MachineFailed(RekeyError):
 
 
 class WorkersFailed(RekeyError):
-    """The executor or its workers failed again and again: they ended, did not answer, or cannot run rekey."""
+    """The executor or its workers failed repeatedly: they ended, did not answer, or cannot run rekey."""
 
 
 class ServiceError(RekeyError):
-    """The table service answered with an error, or did not answer.
+    """The table service returned an error, or did not answer.
 
     Attributes:
-        code: the service's error code (`EntityAlreadyExists`, ...) or rekey's name for a transport fault.
-        status: HTTP status, 0 when there was no answer.
-        index: position of the failing operation in a transaction, None when unknown or not a transaction.
+        code: the service's error code (`EntityAlreadyExists`, ...) or rekey's name for a transport error.
+        status: HTTP status, 0 without a response.
+        index: position of the failing operation in a transaction, None if unknown or not a transaction.
     """
 
     def __init__(
@@ -320,7 +310,7 @@ class ServiceError(RekeyError):
 
 
 class RowExists(ServiceError):
-    """An insert met a row with the same key (409 EntityAlreadyExists)."""
+    """An insert found a row with the same key (409 EntityAlreadyExists)."""
 
 
 class RowMissing(ServiceError):
@@ -336,7 +326,7 @@ class TableMissing(ServiceError):
 
 
 class TableBeingDeleted(ServiceError):
-    """The table is being deleted (409); it stays so for 40 seconds and more."""
+    """The table is being deleted (409), which takes 40 seconds or more."""
 
 
 class RequestRejected(ServiceError):
@@ -352,12 +342,12 @@ class EndpointDown(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """408, 429, 5xx but 501, a timeout, or a row that kept changing, after all retries. The request may or
+    """408, 429, 5xx except 501, a timeout, or a row that kept changing, after all retries. The request may or
     may not have been applied."""
 
 
 class Ambiguous(ServiceError):
-    """A write was sent, and it could not be settled whether it was or will be applied."""
+    """A write was sent, and its outcome is unknown: it may have been applied, or still be."""
 
 
 class Interrupted(RekeyError):

@@ -1,13 +1,5 @@
-"""Executors for `--executor`: processes of this machine, or the workers of a dask cluster.
-
-Rules kept here:
-
-* A factory takes no arguments and returns a `concurrent.futures.Executor`; any other one will do as well.
-* Processes are started afresh, not forked: they share no connection, no lock and no file of the runner. They
-  end when the runner does, however it ends, and leave Ctrl-C to it.
-* A dask cluster is asked for where dask itself looks (`DASK_SCHEDULER_ADDRESS` and its security settings),
-  and must be encrypted (`tls://`) unless it is on this machine: tasks can make workers write.
-"""
+"""Executors for `--executor`: processes of this machine, or the workers of a dask cluster. A factory takes no
+arguments and returns a `concurrent.futures.Executor`; any other one works too."""
 
 from __future__ import annotations
 
@@ -34,17 +26,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class Processes(ProcessPoolExecutor):
-    """Processes of this machine, as many as it has processors.
+    """Processes of this machine, spawned, not forked: they share nothing with the runner.
 
     Attributes:
         tasks: how many.
-        runs_once: a task runs in one of them only, and ends with it.
+        runs_once: whether a task runs in one of them only, and ends with it.
     """
 
     runs_once = True
 
     def __init__(self, tasks: int | None = None) -> None:
-        """Take how many processes; None: as many as there are processors."""
+        """Create it with a number of processes, by default that of processors."""
         self.tasks = tasks or os.cpu_count() or 1
         context = multiprocessing.get_context("spawn")
         super().__init__(self.tasks, mp_context=context, initializer=_begin_process)
@@ -55,12 +47,12 @@ def processes() -> Executor:
     return Processes()
 
 
-# Of a worker process, for as long as it lives.
+# Of a worker process, for its lifetime.
 _logging = ExitStack()
 
 
 def _begin_process() -> None:
-    """Make a worker process leave signals of the terminal to the runner, end with it, and log as it does."""
+    """Make a worker process ignore Ctrl-C, end with the runner however that ends, and log like it."""
     from rekey.core.logs import configured
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,7 +62,7 @@ def _begin_process() -> None:
     _logging.enter_context(configured())
     try:
         importlib.import_module("rekey.copy.workers.work")
-    except Exception as error:  # noqa: BLE001 - in any case the runner is told that this process ended
+    except Exception as error:  # noqa: BLE001 - in any case the runner sees that this process ended
         _LOG.error(
             "a worker cannot import rekey (%s)", type(error).__name__, extra={"event": "worker-broken"}
         )
@@ -88,7 +80,7 @@ class DaskExecutor(Executor):
     runs_once = False
 
     def __init__(self, client: Any) -> None:
-        """Take a `distributed.Client`, which ends with the executor."""
+        """Create it with a `distributed.Client`, which is closed with it."""
         self._client = client
         self._executor = client.get_executor(pure=False)
         self.tasks = max(1, sum(client.nthreads().values()))
@@ -99,17 +91,17 @@ class DaskExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End: wait for what is under way unless told otherwise, and leave the cluster."""
+        """Leave the cluster, waiting for running calls unless told otherwise."""
         self._executor.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 
 
 def dask_cluster() -> Executor:
-    """Return an executor on the dask cluster that dask's own configuration names.
+    """Return an executor on the dask cluster in dask's own settings (`DASK_SCHEDULER_ADDRESS`, security).
 
     Raises:
-        ConfigurationError: dask is not installed, no address is configured, it is not encrypted, or
-            nothing answers there.
+        ConfigurationError: dask is not installed, no address is configured, it is not encrypted, or nothing
+            answers there.
     """
     try:
         import dask.config
@@ -138,7 +130,8 @@ def dask_cluster() -> Executor:
 
 
 def require_encrypted(address: str) -> None:
-    """Refuse an address that is neither encrypted nor on this machine. Raises ConfigurationError."""
+    """Refuse an address that is neither encrypted nor on this machine, because tasks can make workers write.
+    Raises ConfigurationError."""
     parts = urlsplit(address)
     if parts.scheme == "tls" or (parts.hostname in _LOOPBACK and parts.scheme in ("", "tcp")):
         return

@@ -1,15 +1,4 @@
-"""The values that travel through rekey: rows, keys, key ranges.
-
-Rules kept here:
-
-* A row stays the service's own JSON: a dict with `PartitionKey`, `RowKey`, the custom properties and their
-  `<name>@odata.type` annotations. Nothing is decoded and encoded again that need not be, so Int64, 100 ns
-  DateTime, Guid case, Double specials and Binary survive byte for byte.
-* Keys are ordered as the service orders them: by UTF-16 code unit, PartitionKey first (not by Python's
-  code point order, which differs above U+FFFF).
-* A key range is a frozen value, open below and closed above: `after < key <= upto`. The same value serves
-  as a segment's bounds and, with `after` moved to a cursor, as the rest of the segment.
-"""
+"""Rows, keys and key ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +6,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-# A wire row. Read from a service it also carries `odata.etag` and `Timestamp`.
+# A wire row: the service's own JSON, with `PartitionKey`, `RowKey`, the custom properties and their
+# `<name>@odata.type` annotations; read from a service also `odata.etag` and `Timestamp`. Values are not
+# decoded and encoded again, so Int64, 100 ns DateTimes, Guid case, Double specials and Binary stay byte for
+# byte.
 Row: TypeAlias = dict[str, Any]
 
 ETAG = "odata.etag"
@@ -36,11 +28,12 @@ class EntityKey(NamedTuple):
 
     @property
     def order(self) -> tuple[bytes, bytes]:
-        """Return the sort key that orders as the service does (UTF-16 code units)."""
+        """A sort key in the service's order: by UTF-16 code unit, PartitionKey first. Python's order of code
+        points differs above U+FFFF."""
         return utf16_order(self.partition), utf16_order(self.row)
 
 
-# The end of a partition: no RowKey sorts after it (RowKeys have at most 1,024 UTF-16 units, see
+# The end of a partition: no RowKey sorts after it (RowKeys have at most 1,024 UTF-16 units,
 # `rekey.core.limits`).
 LAST_ROW = "\uffff" * 1024
 
@@ -54,18 +47,18 @@ def utf16_order(text: str) -> bytes:
 
 def key_of(row: Row) -> EntityKey:
     """Return the key of a wire row."""
-    # Like `EntityKey(...)`, without the cost of calling a constructor in Python: this runs for every row.
+    # Like `EntityKey(...)`, without the cost of a constructor: this runs for every row.
     return _make(EntityKey, (row[PARTITION_KEY], row[ROW_KEY]))
 
 
 def etag_of(row: Row) -> str:
-    """Return the ETag a read row carries. Opaque: compare for equality only."""
+    """Return the ETag of a row that was read. Opaque: compare for equality only."""
     etag: str = row[ETAG]
     return etag
 
 
 def is_custom(name: str) -> bool:
-    """Tell whether a wire field is a custom property's value (not system, annotation or metadata)."""
+    """Tell whether a wire field is the value of a custom property."""
     return name not in SYSTEM_PROPERTIES and "@" not in name and not name.startswith("odata.")
 
 
@@ -76,7 +69,7 @@ def property_names(row: Row) -> tuple[str, ...]:
 
 @lru_cache(1_000)
 def _custom_of(fields: tuple[str, ...]) -> tuple[str, ...]:
-    # Rows of one table have few shapes, and this is asked of every row that is measured.
+    # Rows of a table have few shapes, and this runs for every measured row.
     return tuple(name for name in fields if is_custom(name))
 
 
@@ -93,22 +86,23 @@ def content_of(row: Row) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """A range of keys in service order: `after < key <= upto`; None means unbounded."""
+    """A range of keys in service order: `after < key <= upto`; None means unbounded. With `after` at a cursor
+    it is the rest of a segment."""
 
     after: EntityKey | None = None
     upto: EntityKey | None = None
 
     @classmethod
     def of_rows(cls, partition: str) -> KeyRange:
-        """Return the range of a partition's keys, but for that with an empty RowKey."""
+        """Return the range of a partition's keys, except the one with an empty RowKey."""
         return cls(EntityKey(partition, ""), EntityKey(partition, LAST_ROW))
 
     def behind(self, cursor: EntityKey) -> KeyRange:
-        """Return the rest of this range once everything up to and including `cursor` is done."""
+        """Return the rest of this range after `cursor`."""
         return replace(self, after=cursor)
 
     def split(self, middle: EntityKey) -> tuple[KeyRange, KeyRange]:
-        """Split at `middle`, which goes to the lower part."""
+        """Split at `middle`, which belongs to the lower part."""
         return replace(self, upto=middle), replace(self, after=middle)
 
     def __contains__(self, key: EntityKey) -> bool:

@@ -1,12 +1,5 @@
-"""What an operator is told to do next with a migration that has begun: in errors, reports and `rekey status`.
-
-Rules kept here:
-
-* A step is told in the same words wherever it is told; the words are in `next_steps.toml` and nowhere else.
-* Every step there helps: a test brings a migration into its situation, carries the step out, and sees that
-  the situation is over (`tests/scenarios/test_next_steps.py`).
-* A command is whole and can be typed: it names the migration, and its options are inside the quotes.
-"""
+"""The next steps for an operator, in errors, reports and `rekey status`; the words are in `next_steps.toml`
+alone. `tests/scenarios/test_next_steps.py` carries out every step and checks that it helps."""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from rekey.phases import Phase
 # The entries `command` and `remark` of all steps.
 TEXTS = catalogue(Path(__file__).with_name("next_steps.toml"))
 
-# Kinds of divergences that repair leaves as they are: the rows or the script must change.
+# Kinds of divergences that repair cannot fix: the rows or the script must change.
 _UP_TO_PEOPLE = {"collision", "refused"}
 
 
@@ -30,27 +23,26 @@ class NextStep:
     """What to do next.
 
     Attributes:
-        command: the command's words after `rekey`.
-        remark: what to do before, after or instead; "" when there is nothing to add.
+        command: the command's words after `rekey`, complete.
+        remark: what to do before, after or instead, or "".
     """
 
     command: str
     remark: str = ""
 
     def __str__(self) -> str:
-        """Return the step as errors and reports tell it."""
         return f"`rekey {self.command}`" + (f" ({self.remark})" if self.remark else "")
 
 
 def next_step(code: str, **values: str) -> NextStep:
-    """Return a step of `TEXTS`; `values` are for the names in braces: `script` (or `--group` and
-    a group), and what else it names."""
+    """Return a step of `TEXTS`; `values` are for the names in braces, with `script` or `--group` and a
+    group."""
     return NextStep(*filled(TEXTS[code], with_names(values), "command", "remark"))
 
 
 def with_names(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values for a step with what follows from them: the name that `complete` asks for, and whose
-    writers have to stop before a way back."""
+    """Return the values with those derived from them: the name that `complete` asks for, and whose writers
+    have to stop before a rollback."""
     script = str(values.get("script", ""))
     name = script.removeprefix("--group ")
     writers = values.get("target", "") if name == script else "all targets of the group"
@@ -58,7 +50,7 @@ def with_names(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def apply_to(script: str, phase: Phase) -> str:
-    """Return the words after `rekey` that take a migration to a phase; `complete` asks for its name again."""
+    """Return the words after `rekey` that take a migration to a phase; `complete` needs its name again."""
     name = script.removeprefix("--group ")
     return f"apply {script} --to {phase}" + (f" --yes {name}" if phase is Phase.COMPLETE else "")
 
@@ -66,13 +58,13 @@ def apply_to(script: str, phase: Phase) -> str:
 def after_findings(
     script: str, source: str, report: Mapping[str, Any], *, following: bool = False
 ) -> NextStep:
-    """Return the step after a full verification that found something.
+    """Return the step after a full verification with findings.
 
     Args:
         script: the migration's id.
         source: the source table's name.
-        report: the verification's report as JSON; {} where a version before 0.2 stored none.
-        following: `apply --follow` is at work, which holds the locks and compares again by itself.
+        report: the verification's report as JSON; {} from a version before 0.2, which stored none.
+        following: `apply --follow` is running, which holds the locks and compares again by itself.
     """
     kinds, repair = set(report.get("by_kind", ())), report.get("repair")
     if repair is not None:

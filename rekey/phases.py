@@ -1,12 +1,5 @@
-"""The phases: which exist, in which order, and which moves are legal. Tables only, and look-ups in them.
-
-Rules kept here:
-
-* A *runner phase* is one entry of the yoyo ledger; a *control phase* is what the control row says to
-  clients. `LEAVES` says for every runner phase in which control phase it leaves the migration.
-* Two clients may be one epoch apart, never two; so a control move is always one step of `MOVES`.
-* After `complete` there is no way back: the source is no longer written.
-"""
+"""The phases, their order and the legal moves, as data. A *runner phase* is an entry of the yoyo ledger; a
+*control phase* is what the control row says to clients."""
 
 from __future__ import annotations
 
@@ -14,7 +7,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A runner phase: one entry of the ledger, in this order."""
+    """A runner phase: an entry of the ledger, in this order."""
 
     PREPARE = "prepare"
     DUAL_WRITE = "dual_write"
@@ -39,10 +32,12 @@ class ControlPhase(StrEnum):
     RETIRED = "retired"
 
 
+# One step per epoch: two clients may be one epoch apart, never two. From COMPLETE there is no rollback,
+# because the source is no longer written.
 MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.SOURCE: frozenset({ControlPhase.DUAL_WRITE}),
     ControlPhase.DUAL_WRITE: frozenset({ControlPhase.FREEZE, ControlPhase.SOURCE}),
-    # A freeze goes forward, or back to the phase that it came from when draining fails or on rollback.
+    # Forward, or back to the phase it came from when draining fails or on rollback.
     ControlPhase.FREEZE: frozenset({ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE}),
     ControlPhase.CUTOVER: frozenset({ControlPhase.COMPLETE, ControlPhase.FREEZE}),
     ControlPhase.COMPLETE: frozenset({ControlPhase.RETIRED}),
@@ -52,6 +47,7 @@ MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
 # Control phases in which the replicas follow what clients write.
 FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
 
+# The control phase in which each runner phase leaves the migration.
 LEAVES: dict[Phase, ControlPhase] = {
     Phase.PREPARE: ControlPhase.SOURCE,
     Phase.DUAL_WRITE: ControlPhase.DUAL_WRITE,
@@ -62,10 +58,10 @@ LEAVES: dict[Phase, ControlPhase] = {
     Phase.RETIRE: ControlPhase.RETIRED,
 }
 
-# Phases that `apply` never enters by itself: the operator names them (`--to`, or `rekey retire`).
+# Phases that only the operator enters (`--to`, or `rekey retire`).
 GATED: frozenset[Phase] = frozenset({Phase.CUTOVER, Phase.COMPLETE, Phase.RETIRE})
 
-# Phases from which `rollback` goes back.
+# Phases that `rollback` can undo.
 REVERSIBLE: frozenset[Phase] = frozenset(ORDER[: ORDER.index(Phase.CUTOVER) + 1])
 
 
@@ -80,16 +76,15 @@ def following(phase: Phase) -> Phase | None:
     return ORDER[position] if position < len(ORDER) else None
 
 
-# What people are told in place of `dual_write` where nothing is written twice.
+# The name of `dual_write` for people in capture "delta", where nothing is written twice.
 FOLLOWING = "following"
 
 
 def shown(phase: str, capture: str) -> str:
-    """Return the name by which people are told of a phase: what it does in this capture. Ledger, control row,
-    audit log and JSON keep its id."""
+    """Return a phase's name for people in a capture. Ledger, control row, audit log and JSON keep its id."""
     return FOLLOWING if phase == Phase.DUAL_WRITE and capture == "delta" else str(phase)
 
 
 def ledger_id(script_id: str, phase: Phase) -> str:
-    """Return the id of one ledger entry: `<script>.<phase>`."""
+    """Return the id of a ledger entry: `<script>.<phase>`."""
     return f"{script_id}.{phase}"
