@@ -1,5 +1,5 @@
 """Checks a bundle with nothing but the bundle and what the auditor supplies: key, root certificate and
-earlier checkpoint never come from the bundle, and none of its code runs. `docs/verify-by-hand.md` has the
+earlier checkpoint never come from the bundle, and none of its code runs. `docs/guides/verify-by-hand.md` has the
 same checks."""
 
 from __future__ import annotations

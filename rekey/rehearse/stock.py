@@ -111,6 +111,12 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
     application.kept_back = kept_back
 
 
+async def insert(table: Table, rows: Iterable[Row]) -> None:
+    """Insert rows that are not there, in batches."""
+    operations = (Operation(Verb.INSERT, row) for row in rows)
+    await for_each(pack(operations, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)
+
+
 # --- generated ---------------------------------------------------------------------------------------------
 
 _TRIED = 50
