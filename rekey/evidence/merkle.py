@@ -1,6 +1,6 @@
 """The Merkle tree over the audit log (RFC 6962, section 2.1). It is hashed level by level, with a last odd
-hash moved up unchanged, which gives the same root as the RFC's splits; `docs/guides/verify-by-hand.md` does the
-same."""
+hash moved up unchanged, which gives the same root as the RFC's splits; `docs/guides/verify-by-hand.md` does
+the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks a bundle with nothing but the bundle and what the auditor supplies: key, root certificate and
-earlier checkpoint never come from the bundle, and none of its code runs. `docs/guides/verify-by-hand.md` has the
-same checks."""
+earlier checkpoint never come from the bundle, and none of its code runs. The page
+`docs/guides/verify-by-hand.md` has the same checks."""
 
 from __future__ import annotations
 
