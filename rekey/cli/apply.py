@@ -82,7 +82,7 @@ class _Result:
         """Return the text about this migration after its phases, followed by an empty line."""
         lines = [] if self.runs else self._title()
         if self.waits:
-            waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
+            waits = ", ".join(f"`{wait.phase}` of {wait.script_id}" for wait in self.waits)
             lines.append(f"  waits for {waits}")
         applied = self.applied
         if applied is not None and not self.runs:
@@ -106,8 +106,8 @@ def _stop(stop_s: float | None, more: str = "") -> list[str]:
     """Return the estimated write downtime as a line; none where it is not known."""
     if stop_s is None:
         return []
-    said = f"the application's writers would have to stop for about {duration(stop_s)}"
-    return wrapped(said + more, first="  ")
+    text = f"the application's writers would have to stop for about {duration(stop_s)}"
+    return wrapped(text + more, first="  ")
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -200,7 +200,7 @@ def apply(
     else:
         chosen = project.choose_all(scripts) if scripts else project.unfinished()
     if goal in GATED and not scripts and group is None and len(chosen) > 1:
-        listed = ", ".join(one.script_id for one in chosen)
+        listed = ", ".join(script.script_id for script in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     if follow and group is not None:
         then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
@@ -228,21 +228,21 @@ def apply(
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
             except Exception:
-                shell.so_far["migrations"] = [one.as_json() for one in results]
+                shell.so_far["migrations"] = [result.as_json() for result in results]
                 if result.runs:
                     shell.say(result.told(shell))
                 raise
             shell.say(result.told(shell))
     if results and not shell.json:
         return ExitCode.DONE
-    document = {"migrations": [one.as_json() for one in results]}
+    document = {"migrations": [result.as_json() for result in results]}
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
 def _apply_group(
     shell: Shell, session: Session, chosen: Sequence[Declared], goal: Phase | None, *, check_rows: bool
 ) -> ExitCode:
-    group, results = chosen[0].migration.group, {one.script_id: _Result(one) for one in chosen}
+    group, results = chosen[0].migration.group, {script.script_id: _Result(script) for script in chosen}
     last = ""
 
     def ran(run: PhaseRun) -> None:
@@ -258,15 +258,19 @@ def _apply_group(
         for applied in commands.apply_group(session, group, to=goal, check_rows=check_rows):
             results[applied.script_id].applied = applied
     finally:
-        shell.so_far["migrations"] = [one.as_json() for one in results.values()]
+        shell.so_far["migrations"] = [result.as_json() for result in results.values()]
     for one in results.values():
         one.status = status_of(session, one.declared)
-    [judged] = groups_of([one.status for one in results.values() if one.status], chosen)
-    stops = [one.applied.stop_s for one in results.values() if one.applied and one.applied.stop_s is not None]
-    asks = {ask: None for one in results.values() if one.applied for ask in one.applied.asks}
+    [judged] = groups_of([result.status for result in results.values() if result.status], chosen)
+    stops = [
+        result.applied.stop_s
+        for result in results.values()
+        if result.applied and result.applied.stop_s is not None
+    ]
+    asks = {ask: None for result in results.values() if result.applied for ask in result.applied.asks}
     lines = [*judged.told(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
     lines += ["  the next gate asks for:", *_listed(asks)] if asks else []
-    document = {"group": plain(judged), "migrations": [one.as_json() for one in results.values()]}
+    document = {"group": plain(judged), "migrations": [result.as_json() for result in results.values()]}
     return shell.emit(document, "\n".join(lines))
 
 
@@ -280,7 +284,7 @@ def _confirm(
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
         raise click.UsageError(f"--yes {strange[0]}: {meant}")
     applied = project.applied() if names else {}
-    ended = [one.script_id for one in completed if Phase.COMPLETE in applied[one.script_id]]
+    ended = [script.script_id for script in completed if Phase.COMPLETE in applied[script.script_id]]
     for name in names:
         if name in yes or name in ended or len(ended) == len(completed):
             continue
@@ -296,10 +300,10 @@ def _check_follow(
     project: Project, chosen: Sequence[Declared], goal: Phase | None, *, writers_stopped: bool
 ) -> None:
     if goal is not None:
-        told = "--follow cuts over when it is told to"
-        raise click.UsageError(f"{told}, --to {goal} at once: give one of them")
+        text = "--follow cuts over when it is told to"
+        raise click.UsageError(f"{text}, --to {goal} at once: give one of them")
     if len(chosen) != 1:
-        listed = ", ".join(one.script_id for one in chosen) or "none is left to apply"
+        listed = ", ".join(script.script_id for script in chosen) or "none is left to apply"
         raise click.UsageError(f"--follow follows one migration: say which script; {listed}")
     if writers_stopped and project.config.follow.window is None:
         raise click.UsageError(
@@ -331,7 +335,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     if file.errors:
         raise refusal("plan-has-errors", made_at=file.made_at, errors=file.errors)
     options = PlanOptions.of(session.config, exact=file.exact)
-    fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
+    fresh = [script for script in chosen if not session.ledger.applied(script.script_id)]
     check_declared(file, chosen)
     bases = []
     for declared in fresh:
@@ -343,7 +347,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 
 def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
     if waiting:
-        reasons = [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting]
+        reasons = [f"{declared.script_id} waits for `{wait.phase}` of {wait.script_id}" for wait in waiting]
         first = apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)
         raise GateClosed(Phase.PREPARE, reasons, hint=f"`rekey {first}` first")
 

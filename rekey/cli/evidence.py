@@ -99,7 +99,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     signer = open_signer(project.config)
     with State.open(project.config.state) as state:
         name = declared.migration.group
-        group = {one.script_id: one.digest for one in project.choose_group(name)} if name else None
+        group = {script.script_id: script.digest for script in project.choose_group(name)} if name else None
         done = write(project.config, declared, state, folder, signer=signer, authority=authority, group=group)
     lines = [
         f"{declared.script_id}: {done.files} files in {folder}, {done.events:,} events of the audit log",
@@ -161,7 +161,7 @@ def verify(
     if verdict.key_id:
         lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
     lines += [f"  holds       {one}" for one in verdict.checked]
-    lines += [f"  WRONG       {one.what}" for one in verdict.findings]
+    lines += [f"  WRONG       {finding.what}" for finding in verdict.findings]
     if recorded:
         lines.append("  recorded    in the audit log of this project")
     document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
@@ -203,7 +203,10 @@ def recompute(
         _refuse_within(shell, folder)
     verdict = check(folder, Trusted(_keys_for(shell, key_files, folder), ignore_timestamp=True))
     if not verdict.is_right:
-        findings, command = "; ".join(one.what for one in verdict.findings), f"evidence verify {folder}"
+        findings, command = (
+            "; ".join(finding.what for finding in verdict.findings),
+            f"evidence verify {folder}",
+        )
         raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
@@ -215,22 +218,26 @@ def recompute(
         async with shell.connect(config) as accounts:
             return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
 
-    found = shell.do(from_tables())
-    code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
+    comparisons = shell.do(from_tables())
+    code = ExitCode.DONE if all(one.is_equal for one in comparisons) else ExitCode.FINDINGS
     lines = [f"verified on {recorded['finished_at']}; now:"]
     names = {"source": "source", "target": "target", "expected": "what the source gives for"}
-    for one in found:
-        if not one.found_digest:
-            said = "NOT there"
-        elif one.is_equal:
-            said = "the same" if one.recorded_digest else "as many rows (too few for its digest to be told)"
+    for comparison in comparisons:
+        if not comparison.found_digest:
+            text = "NOT there"
+        elif comparison.is_equal:
+            text = (
+                "the same"
+                if comparison.recorded_digest
+                else "as many rows (too few for its digest to be told)"
+            )
         else:
-            said = f"ANOTHER, {one.recorded_rows:,} rows then"
-        lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
-        lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
-        lines += [f"    now   {one.found_digest}"] if one.found_digest else []
+            text = f"ANOTHER, {comparison.recorded_rows:,} rows then"
+        lines.append(f"  {names[comparison.what]} {comparison.table}: {comparison.found_rows:,} rows, {text}")
+        lines += [f"    then  {comparison.recorded_digest}"] if comparison.recorded_digest else []
+        lines += [f"    now   {comparison.found_digest}"] if comparison.found_digest else []
     document = {"script_id": verdict.predicate["script_id"], "verified_at": recorded["finished_at"]}
-    return shell.emit({**document, "digests": plain(found)}, "\n".join(lines), code)
+    return shell.emit({**document, "digests": plain(comparisons)}, "\n".join(lines), code)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:

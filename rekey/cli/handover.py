@@ -50,5 +50,5 @@ def handover(shell: Shell, script: str | None, yes: str | None) -> ExitCode:
         "counters": dict(counters),
         "next": status.next,
     }
-    said = f"{name}: the application maintains {kept} from now on; rekey's clients do not any more."
-    return shell.emit(document, "\n".join([*wrapped(said), *verdict_lines(status, shell.command)]))
+    text = f"{name}: the application maintains {kept} from now on; rekey's clients do not any more."
+    return shell.emit(document, "\n".join([*wrapped(text), *verdict_lines(status, shell.command)]))

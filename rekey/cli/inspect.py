@@ -33,10 +33,10 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """
     if problem := table_name_problem(table, qualified=True):
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-    found, facts = shell.do(_inspect(shell, table, exact, show_keys))
+    inspection, facts = shell.do(_inspect(shell, table, exact, show_keys))
     advice = advise(facts)
-    document = {**found.as_json(), "advice": [one.as_json() for one in advice]}
-    text = inspection_text(found)
+    document = {**inspection.as_json(), "advice": [one.as_json() for one in advice]}
+    text = inspection_text(inspection)
     if advice:
         text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"
     return shell.emit(document, text)
@@ -47,7 +47,7 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
     section, account = config.holding(table)
     async with shell.connect(config) as accounts:
         try:
-            found, profile = await inspect_table(
+            inspection, profile = await inspect_table(
                 accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
@@ -56,4 +56,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             raise refusal(
                 "no-such-table", table=name, account=account, section=section, similar=similar
             ) from None
-    return found, facts_of_profile(profile, found.inventory)
+    return inspection, facts_of_profile(profile, inspection.inventory)

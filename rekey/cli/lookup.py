@@ -42,26 +42,26 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
-    found = [one for _, told in answers for one in told if isinstance(one, Found)]
+    matches = [one for _, told in answers for one in told if isinstance(one, Found)]
     erased = [one for _, told in answers for one in told if isinstance(one, Gone)]
     unknown = [row_id for met, told in answers if not told for row_id in met.row_ids]
-    if (found or erased) and out is not None:
-        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*found, *erased)]
+    if (matches or erased) and out is not None:
+        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*matches, *erased)]
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
             raise refusal("answers-not-written", file=out, reason=reason_of(error)) from None
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
-    document |= {"out": str(out), "found": len(found)} if out else {"rows": plain(found)}
+    document |= {"out": str(out), "found": len(matches)} if out else {"rows": plain(matches)}
     document["erased"] = plain(erased)
-    text = "\n".join(line for one in found for line in _told(declared, one))
-    shown = f"{len(found)} found, written to {out}" if out else text
+    text = "\n".join(line for match in matches for line in _told(declared, match))
+    shown = f"{len(matches)} found, written to {out}" if out else text
     if not unknown and not erased:
         return shell.emit(document, shown)
-    if len(erased) == 1 and not unknown and not found:
+    if len(erased) == 1 and not unknown and not matches:
         document["erased_on"] = erased[0].on
-    if found or erased:
-        shell.tell_before_error(document, shown if found else "")
+    if matches or erased:
+        shell.tell_before_error(document, shown if matches else "")
     raise _not_found(declared, unknown, erased)
 
 
@@ -88,10 +88,12 @@ async def _look(
             # Another state file would count look-ups from zero, and the record would be where nobody looks.
             raise refusal("look-up-elsewhere", script=declared.script_id, state=project.config.state)
         looking = Lookup(await migration.mapping(control), accounts.tables)
-        met = [await looking.meet(one) for one in queries]
+        met = [await looking.meet(query) for query in queries]
         if not declared.migration.is_sealed and not bulk:
             shown = [one for one in await looking.tell(met[0]) if isinstance(one, Found)]
-            check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
+            check_reason(
+                reason, [key for match in shown for key in (match.old, *(new for _, new in match.new))]
+            )
         # The record holds no key of a row, and no unkeyed hash of one.
         known = sum(bool(one.rows) for one in met)
         if bulk:

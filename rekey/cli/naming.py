@@ -69,7 +69,7 @@ class Named(NamedTuple):
             kind, asked = _read_bulk(self.bulk, config.lookup.bulk_keys)
             keys = [row[0] if kind == "safe_id" else EntityKey(*row) for row in asked]
             queries = [Query(**{kind: key}) for key in keys]  # type: ignore[arg-type]  # the field's own type
-        check_reason(reason, [key for one in queries for key in (one.old, one.new) if key is not None])
+        check_reason(reason, [key for query in queries for key in (query.old, query.new) if key is not None])
         return queries
 
 

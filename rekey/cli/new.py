@@ -64,13 +64,13 @@ def new(
     folder, parts = config.migrations, _ONE
     if each is not None:
         tables = shell.do(_found(shell, config, each))
-        from_table, listed = "these tables", "".join(f'    "{one}",\n' for one in tables)
+        from_table, listed = "these tables", "".join(f'    "{table}",\n' for table in tables)
         begin, end = f"TABLES = [\n{listed}]\n\n{_MANY['begin']}", f'    group="{name}",\n))\n'
         parts = _MANY | {"begin": begin, "end": end}
     template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
-        needed = sorted({_resolve(one, before) for one in depends})
+        needed = sorted({_resolve(depend, before) for depend in depends})
         last = max((int(match[1]) for one in before if (match := _NUMBER.match(one))), default=0)
         script_id = f"{last + 1:0{_DIGITS}}_{name}"
         path = folder / f"{script_id}.py"

@@ -83,7 +83,7 @@ def plan(
     if offline:
         # Only what is on this machine: scripts, configuration, and the state file if any.
         with State.open(project.config.state, read_only=True) as state:
-            subjects = [Subject.offline(one, state.migration(one.script_id)) for one in chosen]
+            subjects = [Subject.offline(script, state.migration(script.script_id)) for script in chosen]
         made = plan_offline(subjects, PlanOptions.of(project.config), shell.clock)
     else:
         made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
@@ -109,7 +109,7 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
         load_script(Path(name)) if Path(name).is_file() else open_project(shell).choose(name)
         for name in scripts
     ]
-    first, second = (one.migration.source for one in designs)
+    first, second = (design.migration.source for design in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
     made = shell.do(_make(shell, config, designs, together=True, **how))
@@ -136,7 +136,9 @@ async def _make(
     options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits)
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
-            opened = [(open_migration(Prepared.of(config, one), accounts), one.script_id) for one in chosen]
+            opened = [
+                (open_migration(Prepared.of(config, script), accounts), script.script_id) for script in chosen
+            ]
             # With the safe ids of a migration that has begun, so that plan and errors name a row alike.
             subjects = [await subject_of(one, state.migration(script_id)) for one, script_id in opened]
         clock, progress = shell.clock, shell.progress()

@@ -89,7 +89,7 @@ class Lines(Progress):
     def _listen(self) -> None:
         """Report the services that stopped answering, and those that answer again: after seconds, not when
         all attempts failed."""
-        silences, now = {one.host: one for one in self._silences()}, self.clock.ticks()
+        silences, now = {silence.host: silence for silence in self._silences()}, self.clock.ticks()
         for host, one in silences.items():
             until = now + round(one.tried_s * TICKS_PER_SECOND)
             if host not in self._silent:

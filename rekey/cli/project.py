@@ -57,24 +57,24 @@ class Project:
             path = Path(name).resolve()
             self._refuse_broken(path.stem)
             paths = {path, (self.config.migrations / name).resolve()}
-            found = [one for one in self.scripts.values() if one.path.resolve() in paths]
-            if not found:
+            scripts = [script for script in self.scripts.values() if script.path.resolve() in paths]
+            if not scripts:
                 self._refuse_lost(path.stem)
                 raise click.UsageError(f"{name} is no script of {self.config.migrations}")
-            if len(found) > 1:
-                raise click.UsageError(f"{name} makes several migrations: {_listed(found)}")
-            return found[0]
-        fitting = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
-        found = [one for one in fitting if not one.is_kept] or fitting
+            if len(scripts) > 1:
+                raise click.UsageError(f"{name} makes several migrations: {_listed(scripts)}")
+            return scripts[0]
+        fitting = [script for script_id, script in self.scripts.items() if script_id.startswith(name)]
+        scripts = [one for one in fitting if not one.is_kept] or fitting
         wrong = [script_id for script_id in self.broken if name and script_id.startswith(name)]
-        if len(wrong) == 1 and not {one.script_id for one in found} - set(wrong):
+        if len(wrong) == 1 and not {one.script_id for one in scripts} - set(wrong):
             self._refuse_broken(wrong[0])
-        if not found:
+        if not scripts:
             self._refuse_lost(name)
-        if len(found) != 1 or not name:
-            what = f"{name!r} fits more than one script" if found else f"there is no script {name!r}"
-            raise click.UsageError(f"{what}; there are: {_listed(found or self.scripts.values())}")
-        return found[0]
+        if len(scripts) != 1 or not name:
+            what = f"{name!r} fits more than one script" if scripts else f"there is no script {name!r}"
+            raise click.UsageError(f"{what}; there are: {_listed(scripts or self.scripts.values())}")
+        return scripts[0]
 
     def _refuse_broken(self, name: str) -> None:
         if name in self.broken:
@@ -86,20 +86,20 @@ class Project:
             self._refuse_broken(name)
 
     def _refuse_lost(self, name: str) -> None:
-        for one in self.lost:
-            if name and one.script_id.startswith(name):
+        for record in self.lost:
+            if name and record.script_id.startswith(name):
                 raise Refused(
-                    f"{one.script_id} was begun at {one.registered_at}, and its script is not in"
+                    f"{record.script_id} was begun at {record.registered_at}, and its script is not in"
                     f" {self.config.migrations}",
                     kept="Nothing was changed.",
-                    hint=f"put {one.script_id}.py back there, as it was, from version control: the version of"
-                    " rekey that began it kept no script",
+                    hint=f"put {record.script_id}.py back there, as it was, from version control: the version"
+                    " of rekey that began it kept no script",
                 )
 
     def choose_all(self, names: Sequence[str]) -> list[Declared]:
         """Return the scripts of these names, in the order in which they are applied; see `choose`."""
         wanted = {self.choose(name).script_id for name in names}
-        return [one for script_id, one in self.scripts.items() if script_id in wanted]
+        return [script for script_id, script in self.scripts.items() if script_id in wanted]
 
     def choose_group(self, name: str, *given: str | None) -> list[Declared]:
         """Return the scripts of a group, in the order in which they are applied.
@@ -109,14 +109,14 @@ class Project:
             DeclarationError: a script cannot be used: it may be of the group.
         """
         self._refuse_any_broken()
-        found = [one for one in self.scripts.values() if one.migration.group == name and name]
+        scripts = [script for script in self.scripts.values() if script.migration.group == name and name]
         if any(given):
             raise click.UsageError("give SCRIPT or --group, not both")
-        if not found:
-            groups = sorted({one.migration.group for one in self.scripts.values()} - {""})
+        if not scripts:
+            groups = sorted({script.migration.group for script in self.scripts.values()} - {""})
             there = f"there are: {', '.join(groups)}" if groups else 'no script says group="…"'
             raise click.UsageError(f"no script is of the group {name!r}; {there}")
-        return found
+        return scripts
 
     def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
         """Return the named script; without a name the only script, or the only candidate.
@@ -137,10 +137,10 @@ class Project:
         applied = self.applied()
         if not self.scripts:
             self._refuse_lost(self.lost[0].script_id)
-        found = [one for script_id, one in self.scripts.items() if candidate(applied[script_id])]
-        if len(found) == 1:
-            return found[0]
-        raise click.UsageError(f"say which script: {_listed(found or self.scripts.values())}")
+        scripts = [script for script_id, script in self.scripts.items() if candidate(applied[script_id])]
+        if len(scripts) == 1:
+            return scripts[0]
+        raise click.UsageError(f"say which script: {_listed(scripts or self.scripts.values())}")
 
     def unfinished(self) -> list[Declared]:
         """Return the scripts that are not complete, in the order in which they are applied.
@@ -151,21 +151,23 @@ class Project:
         """
         self._refuse_any_broken()
         applied = self.applied()
-        for one in self.lost:
-            if Phase.COMPLETE not in applied[one.script_id]:
-                self._refuse_lost(one.script_id)
-        return [one for script_id, one in self.scripts.items() if Phase.COMPLETE not in applied[script_id]]
+        for record in self.lost:
+            if Phase.COMPLETE not in applied[record.script_id]:
+                self._refuse_lost(record.script_id)
+        return [
+            script for script_id, script in self.scripts.items() if Phase.COMPLETE not in applied[script_id]
+        ]
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now."""
         with State.open(self.config.state, read_only=True) as state:
             ids = state.ledger_ids()
-        known = [*self.scripts, *(one.script_id for one in self.lost)]
+        known = [*self.scripts, *(record.script_id for record in self.lost)]
         return {script_id: applied_phases(ids, script_id) for script_id in known}
 
 
 def _listed(scripts: Iterable[Declared]) -> str:
-    return ", ".join(one.script_id for one in scripts)
+    return ", ".join(script.script_id for script in scripts)
 
 
 def open_project(shell: Shell) -> Project:
@@ -192,8 +194,8 @@ def open_project(shell: Shell) -> Project:
 def _read(config: Config) -> Project:
     try:
         with State.open(config.state, read_only=True) as state:
-            records = {one.script_id: one for one in state.migrations()}
-            contents = {one.run_id: one.content for one in state.kept_scripts()}
+            records = {migration.script_id: migration for migration in state.migrations()}
+            contents = {kept_script.run_id: kept_script.content for kept_script in state.kept_scripts()}
     except StateUnusable:
         records, contents = {}, {}  # commands that need the state file report what is wrong with it
     lost: list[MigrationRecord] = []
@@ -221,7 +223,7 @@ def _read(config: Config) -> Project:
         if not file_of(path).exists() or (file_of(path) != path and not _is_made(path)):
             gone += kept(record)
     scripts, broken = read_scripts(config.migrations, gone, records, kept_of)
-    return Project(config, {one.script_id: one for one in scripts}, lost, broken)
+    return Project(config, {script.script_id: script for script in scripts}, lost, broken)
 
 
 def _is_made(path: Path) -> bool:

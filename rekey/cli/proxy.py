@@ -47,8 +47,8 @@ def proxy(
     limits = project.config.proxy.limits
     address, aside = Address.of(listen or limits.listen), Address.of(admin or limits.admin)
     access = access_of(project.config)
-    said = project.config.proxy.access
-    certificate = certificate_for(address, said.certificate, said.key)
+    proxy_access = project.config.proxy.access
+    certificate = certificate_for(address, proxy_access.certificate, proxy_access.key)
     number = os.environ.get(_NUMBER)
     if processes > 1 and number is None:
         if not address.port or address.port in range(aside.port, aside.port + processes):
@@ -59,11 +59,11 @@ def proxy(
         aside = Address(aside.host, aside.port + int(number))
 
     def started(found: Listening) -> None:
-        said = f"serving {found.url} until SIGTERM; health at {found.admin}"
-        shell.note(said, "serving", url=found.url, admin=found.admin)
+        text = f"serving {found.url} until SIGTERM; health at {found.admin}"
+        shell.note(text, "serving", url=found.url, admin=found.admin)
 
     tls = None if certificate is None else certificate.context
-    others = [one for one in project.scripts.values() if one not in chosen]
+    others = [script for script in project.scripts.values() if script not in chosen]
     context = proxying(
         project.config,
         chosen,

@@ -30,11 +30,11 @@ def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | Non
     declared = project.the_one(script, lambda applied: Phase.DUAL_WRITE in applied)
     with open_session(shell, project) as session:
         done = restore(session, declared.script_id, row_id, reason or "")
-    said = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"
+    text = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"
     if done.verify_again:
         verify = shell.command(f"verify {declared.script_id} --mode full")
-        said += (
+        text += (
             "\nCutover asks for a new full verification, which reports this row unless a source row gives it:"
         )
-        said += f" `{verify}`"
-    return shell.emit({"script_id": declared.script_id, **asdict(done)}, f"{declared.script_id}: {said}")
+        text += f" `{verify}`"
+    return shell.emit({"script_id": declared.script_id, **asdict(done)}, f"{declared.script_id}: {text}")

@@ -205,8 +205,8 @@ class Shell:
 
     def command(self, words: str) -> str:
         """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
-        said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
-        return f"rekey {words}{said}"
+        text = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
+        return f"rekey {words}{text}"
 
     def typed_here(self, text: str) -> str:
         """Return a text with its quoted command lines as `command` makes them. `init` makes a project,

@@ -59,7 +59,7 @@ def stopping(
 
     from rekey.core.logs import json_line
 
-    said = json_line("stopping", _FIRST.strip()) + "\n" if log_json else _FIRST
+    text = json_line("stopping", _FIRST.strip()) + "\n" if log_json else _FIRST
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.requested():
@@ -67,7 +67,7 @@ def stopping(
             return
         stop.request()
         try:
-            os.write(2, said.encode("ascii"))
+            os.write(2, text.encode("ascii"))
         except OSError:
             return  # standard error is closed; the flag is set
 

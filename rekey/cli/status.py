@@ -57,7 +57,7 @@ def status(
             return await look_at_all(project, chosen, accounts, shell.clock)
 
     seen = shell.do(once())
-    lines = [line for one in seen.groups for line in [*one.told(shell.command), ""]]
+    lines = [line for group in seen.groups for line in [*group.told(shell.command), ""]]
     lines += [
         line
         for one in sorted(seen.statuses, key=lambda one: one.verdict.safe)
@@ -128,7 +128,7 @@ async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Ac
     """Read migrations once; a service that cannot be asked is part of the statuses. Raises StateUnusable."""
     with State.open(project.config.state, read_only=True) as state:
         config, scripts = project.config, project.scripts
-        statuses = [await look(config, scripts, one, state, accounts, clock) for one in chosen]
+        statuses = [await look(config, scripts, script, state, accounts, clock) for script in chosen]
     said = steering.read(project.config.state) or steering.Steering()
     groups = groups_of(statuses, project.scripts.values())
-    return Seen(statuses, said, [one.script_id for one in project.lost], clock.ticks(), groups)
+    return Seen(statuses, said, [record.script_id for record in project.lost], clock.ticks(), groups)

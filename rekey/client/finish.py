@@ -207,17 +207,17 @@ class Finisher:
         except BaseException:
             for number in numbers:
                 # In a transaction also keys that are settled: their intents have not been removed yet.
-                held, still_open = flow.requests[number].held, not _is_settled(flow, number)
-                self._keep(flow, held.intents, still_open=still_open, decided=True)
+                hold, still_open = flow.requests[number].held, not _is_settled(flow, number)
+                self._keep(flow, hold.intents, still_open=still_open, decided=True)
             raise
         done: list[IntentRef] = []
         lingering: list[IntentRef] = []
         for number in numbers:
-            held = flow.requests[number].held
+            hold = flow.requests[number].held
             if _is_settled(flow, number):
-                (lingering if held.keep_intent else done).extend(held.intents)
+                (lingering if hold.keep_intent else done).extend(hold.intents)
             else:
-                self._keep(flow, held.intents, still_open=_is_ambiguous(flow, number), decided=True)
+                self._keep(flow, hold.intents, still_open=_is_ambiguous(flow, number), decided=True)
         for intent in lingering:  # first: the steps below may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
@@ -248,9 +248,9 @@ class Finisher:
             async with self._removing:
                 if ids in self._ended:
                     together = tuple(self._ended)
-                    await self.client.journal.end([one for some in together for one in some])
-                    for some in together:
-                        self._ended.pop(some, None)
+                    await self.client.journal.end([key for some in together for key in some])
+                    for keys in together:
+                        self._ended.pop(keys, None)
         finally:
             self._ended.pop(ids, None)
 
@@ -347,16 +347,16 @@ async def _reread(flow: Flow, number: int) -> None:
     if followed is None or followed.state is not State.WRITTEN:
         return
     decided = followed.decided
-    held, in_flight = decided.held, flow.client.in_flight
+    hold, in_flight = decided.held, flow.client.in_flight
     try:
         if not followed.reread and await flow.authority.is_settled(decided):
             # A request of a propagate before the write has an unknown outcome and may yet take effect.
-            state = State.UNSETTLED if held.ambiguous else State.SETTLED
+            state = State.UNSETTLED if hold.ambiguous else State.SETTLED
             flow.followed[number] = replace(followed, state=state)
-        elif in_flight.is_writing(held.intents):
+        elif in_flight.is_writing(hold.intents):
             flow.followed[number] = replace(followed, state=State.UNSETTLED)
         else:
-            with in_flight.settles(held.intents):
+            with in_flight.settles(hold.intents):
                 flow.followed[number] = await propagate(flow, decided)
     except Exception as error:  # noqa: BLE001 - the caller has its answer
         flow.followed[number] = unsettled(flow, decided, error)

@@ -322,11 +322,11 @@ class ClientLease:
         self._require_open()
         if not self.trusted:
             problem = self._problems.get("look")
-            said = "that took longer than the lease" if problem is None else _code(problem)
+            text = "that took longer than the lease" if problem is None else _code(problem)
             raise WritesRefused(
                 LEASE_LOST,
                 f"this client's lease on {self.facts.script_id} is over and the control row could not be"
-                f" read: {said}",
+                f" read: {text}",
                 hint="repeat the operation once the restricted store can be reached: look at [restricted],"
                 " its credential and the network",
                 retryable=True,

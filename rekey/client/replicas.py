@@ -45,9 +45,9 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
             flow.followed[number] = Followed(decided, State.SETTLED)
             return
         decided, slow = replace(decided, source_key=owner), True
-    held = decided.held
-    held.keep_intent = held.keep_intent or _met_another(decided)
-    if held.moves:  # a claim that passes on stays reserved until propagate has passed it on
+    hold = decided.held
+    hold.keep_intent = hold.keep_intent or _met_another(decided)
+    if hold.moves:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, slow)
         await _release(flow, decided.write.request, decided)
     else:
@@ -83,14 +83,14 @@ async def _release(flow: Flow, request: Request, decided: Decided | None = None)
 
 
 async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool) -> None:
-    held = decided.held
+    hold = decided.held
     try:
         followed = None if slow else await _write_conditionally(flow, decided)
         if followed is not None:
             flow.client.counters.fast += 1
         else:
             followed = await propagate(flow, decided)
-            held.view_etag = await flow.etag_after_propagate(decided) or held.view_etag
+            hold.view_etag = await flow.etag_after_propagate(decided) or hold.view_etag
     except Exception as error:  # noqa: BLE001 - the write is done: no replica's error may fail it
         followed = unsettled(flow, decided, error)
     flow.followed[number] = followed
@@ -98,7 +98,7 @@ async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool)
 
 async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     """Write the replicas on the condition of the rows as read; return None when propagate is needed."""
-    write, during, held = decided.write, decided.during, decided.held
+    write, during, hold = decided.write, decided.during, decided.held
     if write.replicas.expected is None:
         return None
     beside = {place for place, _ in write.along}
@@ -119,11 +119,11 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
         try:
             outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
-            held.ambiguous = held.ambiguous or may_travel(error)
+            hold.ambiguous = hold.ambiguous or may_travel(error)
             raise
         for (place, _), etag in zip(group, etags, strict=True):
             if place == write.place:
-                held.view_etag = etag
+                hold.view_etag = etag
         return outcome
 
     together = flow.authority.mapper.together
@@ -136,7 +136,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     outcomes = await side_by_side(write_group(group) for group in groups)
     # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
     # stays until the request is over.
-    held.ambiguous = held.ambiguous or Outcome.OPEN in outcomes
+    hold.ambiguous = hold.ambiguous or Outcome.OPEN in outcomes
     if not all(outcomes):
         return None
     return Followed(decided, State.WRITTEN, reread or bool(unread))

@@ -97,7 +97,7 @@ class Writer:
         secondary = (
             taken is not Route.PLAIN
             and client.view is View.NEW
-            and any(mapper.kind_of(one.key.row) for one in operations)
+            and any(mapper.kind_of(operation.key.row) for operation in operations)
         )
         if secondary and not permit.maintained:
             raise refusal(SECONDARY_ROW, client.table.name)
@@ -134,7 +134,7 @@ class Writer:
             if now.run_id != client.run_id:
                 raise OtherRun
             if now.is_followed:
-                keys, side = [one.key for one in operations], client.view.side
+                keys, side = [operation.key for operation in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):
                     ids = await client.journal.begin(client.client_id, now.epoch, side, keys)
                     decides = authority(now.phase)
@@ -157,13 +157,17 @@ class Writer:
             ServiceError: as `send_alone`; or the intents could not be written, and nothing was written.
         """
         client = self.client
-        rows = await side_by_side(table.get(one.key) for one in operations)
-        pointing = [row for row in (*rows, *(one.row for one in operations)) if row and MAIN_ROW_KEY in row]
+        rows = await side_by_side(table.get(operation.key) for operation in operations)
+        pointing = [
+            row
+            for row in (*rows, *(operation.row for operation in operations))
+            if row and MAIN_ROW_KEY in row
+        ]
         mains = sorted({pointer_of(row) for row in pointing})
         # The application's index rows can be delayed, or be of an older main row: so the main rows are
         # announced before the write, and settled after it.
         ids = await client.journal.begin(client.client_id, permit.epoch, TARGET, mains) if mains else []
-        intents = [IntentRef(one, TARGET, main) for one, main in zip(ids, mains, strict=True)]
+        intents = [IntentRef(key, TARGET, main) for key, main in zip(ids, mains, strict=True)]
         try:
             etags = await send_alone(table, operations, client.wait_out)
         except BaseException as error:
@@ -171,7 +175,9 @@ class Writer:
                 is_open = may_travel(error)
                 self.finisher.keep(intent, permit, TARGET, still_open=is_open, decided=not is_open)
             raise
-        await in_turns([partial(self.finisher.settle_now, one, permit, TARGET) for one in intents], WIDTH)
+        await in_turns(
+            [partial(self.finisher.settle_now, intent, permit, TARGET) for intent in intents], WIDTH
+        )
         return etags
 
     async def settle(self) -> None:
@@ -199,8 +205,8 @@ class Writer:
         kind_of = client.propagator.mapper.kind_of
         if len(operations) > 1:
             check_batch(operations)
-        places = [index for index, one in enumerate(operations) if not kind_of(one.key.row)]
-        asked = [one for one in operations if kind_of(one.key.row)]
+        places = [index for index, operation in enumerate(operations) if not kind_of(operation.key.row)]
+        asked = [operation for operation in operations if kind_of(operation.key.row)]
         if not places:
             return [await confirmed(client, one) for one in asked]
         mains = [operations[index] for index in places]
@@ -212,7 +218,10 @@ class Writer:
         ]
         flow = WithSecondary(requests, client, self._target, permit, deadline, asked=asked)
         main_etags = iter(await self._dual(flow))
-        return [flow.written.get(one.key) if kind_of(one.key.row) else next(main_etags) for one in operations]
+        return [
+            flow.written.get(operation.key) if kind_of(operation.key.row) else next(main_etags)
+            for operation in operations
+        ]
 
     async def _dual(self, flow: Flow) -> list[str | None]:
         client = self.client

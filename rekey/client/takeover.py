@@ -107,20 +107,20 @@ class TakeOver:
         due: defaultdict[tuple[Side, str, str], list[Intent]] = defaultdict(list)
         count = 0
         async for intents in client.journal.scan():
-            for one in intents:
-                if count < _MOST and self._is_due(one, company, turn):
-                    due[one.side, *one.key].append(one)
+            for intent in intents:
+                if count < _MOST and self._is_due(intent, company, turn):
+                    due[intent.side, *intent.key].append(intent)
                     count += 1
             if count >= _MOST:
                 break
-        groups = [some[:_MOST_OF_A_KEY] for some in due.values()]
-        self._skipped = Counter({one.id: self._skipped[one.id] for some in groups for one in some})
+        groups = [intents[:_MOST_OF_A_KEY] for intents in due.values()]
+        self._skipped = Counter({intent.id: self._skipped[intent.id] for group in groups for intent in group})
         settled = 0
         for start in range(0, len(groups), _AT_ONCE):
-            some = groups[start : start + _AT_ONCE]
-            counts = await side_by_side(self._settle(one, permit) for one in some)
+            intentses = groups[start : start + _AT_ONCE]
+            counts = await side_by_side(self._settle(one, permit) for one in intentses)
             settled += sum(filter(None, counts))
-            if all(one is None for one in counts):
+            if all(count is None for count in counts):
                 break  # the service fails: do not let every client keep asking it
         return Taken(settled, more=count >= _MOST and settled > 0)
 
@@ -145,7 +145,7 @@ class TakeOver:
         decides = authority(permit.phase)
         if now is None or decides is None or (now.number, now.epoch) != (permit.number, permit.epoch):
             return 0
-        refs = [IntentRef(one.id, one.side, one.key) for one in intents]
+        refs = [IntentRef(intent.id, intent.side, intent.key) for intent in intents]
         if client.in_flight.is_writing(refs[:1], begun=True) and self._skipped[refs[0].id] < _MOST_SKIPPED:
             self._skipped[refs[0].id] += 1
             return 0

@@ -204,7 +204,7 @@ class ServiceRates:
         """Update all rates when a window is over; tell whether one was halved."""
         if not self.account.is_due(now):
             return False
-        due = {place: one for place, one in self.partitions.items() if one.is_due(now)}
+        due = {place: limit for place, limit in self.partitions.items() if limit.is_due(now)}
         hot = {
             place
             for place, one in due.items()

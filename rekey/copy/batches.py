@@ -97,18 +97,18 @@ class BatchBuffer:
     def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
         """Add writes of a partition; return the batches full now, and writes whose key is already held: of
         two rows that want one key the later is returned, and propagate decides."""
-        held = self._held.pop(partition, [])
+        writes = self._held.pop(partition, [])
         twice: list[Write] = []
-        if held:
-            known = {write.row[ROW_KEY] for write in held}
+        if writes:
+            known = {write.row[ROW_KEY] for write in writes}
             met = {self.unit(write) for write in members if write.row[ROW_KEY] in known}
             twice = [write for write in members if met and self.unit(write) in met]
             members = [write for write in members if not met or self.unit(write) not in met]
         if self.together:
             units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
-            full = list(cut_units(_by_source(held) + units, self._size_of))
+            full = list(cut_units(_by_source(writes) + units, self._size_of))
         else:
-            full = list(cut(held + in_order(members), self._size_of))
+            full = list(cut(writes + in_order(members), self._size_of))
         if len(full[-1]) < MAX_BATCH_OPERATIONS:
             self._held[partition] = full.pop()
         return full, twice
@@ -117,7 +117,11 @@ class BatchBuffer:
         """Remove and yield the batches with a write that was held long enough when window `newest` begins."""
         # Windows may overtake each other, so the first write held need not be the oldest.
         limit = newest - self._windows
-        due = [name for name, held in self._held.items() if min([one.window.number for one in held]) <= limit]
+        due = [
+            name
+            for name, writes in self._held.items()
+            if min([write.window.number for write in writes]) <= limit
+        ]
         for name in due:
             yield self._held.pop(name)
 

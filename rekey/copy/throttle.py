@@ -94,14 +94,14 @@ class Throttle:
 
     def begin_elsewhere(self) -> None:
         """Create the throttle of the target account."""
-        given = self.given
+        rates = self.given
         self.elsewhere = Throttle(
-            given.account,
+            rates.account,
             self.clock,
-            given.partition,
+            rates.partition,
             lambda _given: self.look(),
             self.stopping,
-            given.begins,
+            rates.begins,
         )
 
     def of(self, table: str) -> Throttle:
@@ -271,15 +271,15 @@ class Throttle:
         rates, now = self.rates, self.clock.ticks()
         if rates.paused:
             return [Held(Holds.PAUSE)]
-        found = [] if self.elsewhere is None else self.elsewhere.held()
+        holds = [] if self.elsewhere is None else self.elsewhere.held()
         if self._pace.rate is not None:
-            found.append(Held(Holds.REFUSALS, round(self._pace.rate)))
+            holds.append(Held(Holds.REFUSALS, round(self._pace.rate)))
         elif rates.account is not None and self._account.next > now:
-            found.append(Held(Holds.ACCOUNT, rates.account))
+            holds.append(Held(Holds.ACCOUNT, rates.account))
         waiting = sum(lane.next > now for lane in self._partitions.values())
         if rates.partition is not None and waiting:
-            found.append(Held(Holds.PARTITION, rates.partition, waiting))
-        return found
+            holds.append(Held(Holds.PARTITION, rates.partition, waiting))
+        return holds
 
     def taken(
         self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN

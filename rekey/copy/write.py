@@ -150,7 +150,7 @@ class BatchWriter:
     def has_room(self) -> bool:
         # Nothing of a window that old is held back any more: the rest of its writes is being sent.
         held_back = self._newest - TARGET_WINDOWS
-        waiting = sum(not (one.number <= held_back and one.nearly_done) for one in self._windows)
+        waiting = sum(not (window.number <= held_back and window.nearly_done) for window in self._windows)
         return waiting < GATHERED_WINDOWS and len(self._windows) < MOST_WINDOWS
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
@@ -185,8 +185,8 @@ class BatchWriter:
             durable = window.begin()
             async with self._packing:
                 # Only now: no target row exists before its mapping rows are durable.
-                for held in self._targets:
-                    await self._hand_over(window, held, target_writes(window, held.numbers))
+                for target in self._targets:
+                    await self._hand_over(window, target, target_writes(window, target.numbers))
                 window.expected.clear()
                 self._packed(window)
             await self._durable(durable)
@@ -241,10 +241,10 @@ class BatchWriter:
     def _release(self) -> None:
         """Write batches held long enough; when draining, all batches that no window can add to."""
         packed = min([window.packed for window in self._windows], default=2)
-        for stage, held in [(1, self._mapping), *[(2, held) for held in self._targets]]:
+        for stage, buffer in [(1, self._mapping), *[(2, target) for target in self._targets]]:
             is_whole = self._draining and packed >= stage
-            for batch in held.release_all() if is_whole else held.release(self._newest):
-                self._start(held, batch)
+            for batch in buffer.release_all() if is_whole else buffer.release(self._newest):
+                self._start(buffer, batch)
 
     def _start(self, held: BatchBuffer, batch: list[Write]) -> None:
         task = asyncio.create_task(self._write(held, batch))
@@ -303,7 +303,7 @@ class BatchWriter:
         if not is_mapping:
             inserted = batch
             if present:
-                inserted = [one for one in batch if one.key not in present and one.source not in met]
+                inserted = [write for write in batch if write.key not in present and write.source not in met]
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
 

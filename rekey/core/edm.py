@@ -36,10 +36,10 @@ def utc_text(text: str) -> str | None:
     minutes, seconds, up to 7 fractional digits, and `Z` or an offset of less than a day. Without `Z` and
     offset the service takes it as UTC (Azurite's EdmDateTime says so, and "Insert Entity" shows it).
     """
-    found = _DATETIME.fullmatch(text)
-    if found is None:
+    match = _DATETIME.fullmatch(text)
+    if match is None:
         return None
-    date, minutes, seconds, fraction, sign, hours_off, minutes_off = found.groups()
+    date, minutes, seconds, fraction, sign, hours_off, minutes_off = match.groups()
     try:
         moment = datetime.fromisoformat(f"{date}T{minutes or '00:00'}:{seconds or '00'}")
         if sign is not None:

@@ -66,9 +66,9 @@ def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
     if not key and not allow_empty:
         cure = "fix the expression or the rows; where empty keys are meant, say allow_empty=True"
         raise RowRefused("empty-key", field, "the key is empty", cure=cure)
-    found = REFUSED_IN_KEYS.search(key)
-    if found is not None:
-        problem = f"the key has the character U+{ord(found.group()):04X}, which the service refuses"
+    match = REFUSED_IN_KEYS.search(key)
+    if match is not None:
+        problem = f"the key has the character U+{ord(match.group()):04X}, which the service refuses"
         cure = "put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or fix the rows"
         raise RowRefused("refused-character", field, problem, cure=cure)
     if len(key) * 2 > MAX_KEY_UNITS and utf16_units(key) > MAX_KEY_UNITS:

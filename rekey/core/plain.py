@@ -52,8 +52,8 @@ def plain(value: Any, *, keys: bool = True) -> Any:
 def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
     """Return the fields of a dataclass as a JSON object. Arguments as for `plain`."""
     found: dict[str, Any] = {}
-    for one in fields(value):
-        said, content = one.metadata, getattr(value, one.name)
+    for field in fields(value):
+        said, content = field.metadata, getattr(value, field.name)
         if "untold" in said or (said.get("key") and not keys) or (said.get("if_any") and not content):
             continue
         if said.get("digits") is not None and content is not None:
@@ -61,5 +61,5 @@ def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
         if said.get("form") is not None and content is not None:
             content = said["form"](content)
         content = plain(content, keys=keys)
-        found |= content if said.get("flat") else {said.get("name") or one.name: content}
+        found |= content if said.get("flat") else {said.get("name") or field.name: content}
     return found

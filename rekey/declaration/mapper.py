@@ -97,7 +97,7 @@ class Mapper:
             if not {PARTITION_KEY, ROW_KEY} <= table.partition_key.determines() | table.row_key.determines()
         )
         self._kinds = tuple(migration.secondary.items())
-        self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
+        self.timestamp_copies = tuple(target.property_mapping.from_timestamp for target in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
         self._main = _RowMaker(migration.target, "target", secrets)
@@ -114,8 +114,8 @@ class Mapper:
             RowRefused: the declaration cannot be applied to this row. It names the place in the declaration,
                 never a value of the row.
         """
-        [made] = self._map((row,))
-        return made
+        [target_rows] = self._map((row,))
+        return target_rows
 
     def map_all(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
@@ -128,11 +128,11 @@ class Mapper:
             except RowRefused:  # of one of them; map them one by one to find it
                 for row in some:
                     try:
-                        made = self.map(row)
+                        target_rows = self.map(row)
                     except RowRefused as refusal:
                         refused(row, refusal)
                     else:
-                        yield row, made
+                        yield row, target_rows
 
     def map_tables(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int | None = None
@@ -164,13 +164,15 @@ class Mapper:
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         # Without the cost of a constructor, as in `rekey.model.key_of`.
-        made = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
-        for row, some in zip(rows, made, strict=True) if self._indexes else ():
+        target_rowses = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
+        for row, target_rows in zip(rows, target_rowses, strict=True) if self._indexes else ():
             for number, index in self._indexes:
-                some += [TargetRow(number, made_row) for made_row in index.make_all(row, some[0].row)]
+                target_rows += [
+                    TargetRow(number, made_row) for made_row in index.make_all(row, target_rows[0].row)
+                ]
             if self.together:
-                self._check_together(some)
-        return made
+                self._check_together(target_rows)
+        return target_rowses
 
     def kind_of(self, row_key: str) -> int:
         """Return the table number of a row in the main target's table: 0, or that of its secondary rows."""
@@ -256,7 +258,7 @@ class Mapper:
             if mapping.kept is None:
                 return None
             keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
-            inputs |= frozenset[str]().union(*(one.inputs() for one in keys))
+            inputs |= frozenset[str]().union(*(key.inputs() for key in keys))
             inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
         return None if "*" in inputs else frozenset(inputs)
 
@@ -282,7 +284,11 @@ class Mapper:
     def _check_together(self, made: Sequence[TargetRow]) -> None:
         """Raise RowRefused if one transaction could not replace a partition's main and secondary rows."""
         partition = made[0].row[PARTITION_KEY]
-        beside = [one for one in made if one.table in self.together and one.row[PARTITION_KEY] == partition]
+        beside = [
+            target_row
+            for target_row in made
+            if target_row.table in self.together and target_row.row[PARTITION_KEY] == partition
+        ]
         problem = ""
         if len(beside) > MOST_SECONDARY + 1:
             problem = f"the row has more than {MOST_SECONDARY} secondary rows in its partition"

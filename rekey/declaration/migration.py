@@ -250,7 +250,7 @@ class Migration:
     def tables(self) -> tuple[str, ...]:
         """The tables the migration fills, by number: the main target first, then the indexes as declared. An
         index of secondary rows repeats the main target's table."""
-        return tuple(one.table for one in self.filled)
+        return tuple(target.table for target in self.filled)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -282,9 +282,9 @@ class Migration:
         found = {number: ("", begins) for number, begins in self.secondary.items()}
         indexes = [(number, one) for number, one in enumerate(self.indexes, start=1) if number not in found]
         tables = [one.table for _, one in indexes]
-        for number, one in indexes:
-            if tables.count(one.table) > 1:
-                found[number] = constant_prefix(one.partition_key), constant_prefix(one.row_key)
+        for number, index in indexes:
+            if tables.count(index.table) > 1:
+                found[number] = constant_prefix(index.partition_key), constant_prefix(index.row_key)
         return found
 
     @cached_property
@@ -335,11 +335,11 @@ class Migration:
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
-        for one in self.filled:
-            if isinstance(one, Index) and one.each is not None:
-                yield f"{one.where}.each", one.each.of
-            yield f"{one.where}.partition_key", one.partition_key
-            yield f"{one.where}.row_key", one.row_key
+        for target in self.filled:
+            if isinstance(target, Index) and target.each is not None:
+                yield f"{target.where}.each", target.each.of
+            yield f"{target.where}.partition_key", target.partition_key
+            yield f"{target.where}.row_key", target.row_key
 
     @property
     def key_inputs(self) -> frozenset[str]:
@@ -363,9 +363,9 @@ class Migration:
 
     def _check_tables(self) -> None:
         seen = {self.source.lower(): "source"}
-        for one in self.filled:
-            place, table = f"{one.where}.table", one.table
-            if isinstance(one, Index) and table in self.tables[: self.filled.index(one)]:
+        for target in self.filled:
+            place, table = f"{target.where}.table", target.table
+            if isinstance(target, Index) and table in self.tables[: self.filled.index(target)]:
                 continue  # `_check_kinds` checks that the rows can be told apart
             earlier = seen.get(table.lower())
             cure = "give the new table a new name: keys cannot be changed in place"
@@ -380,7 +380,7 @@ class Migration:
     def _check_kinds(self) -> None:
         """Refuse rows of several kinds in one table unless their keys' constant beginnings tell them apart:
         the RowKeys' in the main target's table, PartitionKey's or RowKey's in an index table."""
-        beside = [one for one in self.filled if one.table == self.target.table]
+        beside = [target for target in self.filled if target.table == self.target.table]
         kinds = [(one.where, constant_prefix(one.row_key)) for one in beside]
         for number, (where, prefix) in enumerate(kinds):
             for _, other in kinds[:number]:
@@ -500,7 +500,7 @@ def _opaques(migration: Migration) -> Iterator[Opaque]:
 
 
 def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
-    cure = " or ".join(f'{where}="{one}"' for one in choices)
+    cure = " or ".join(f'{where}="{choice}"' for choice in choices)
     refuse_if(said not in choices, where, f"{said!r} is not known", cure=f"write {cure}")
 
 

@@ -127,7 +127,7 @@ def read_scripts(
             return _ordered(chained, begun), broken
         except DeclarationError as error:
             broken[error.script] = error
-            scripts = [one for one in scripts if one.script_id != error.script]
+            scripts = [script for script in scripts if script.script_id != error.script]
 
 
 def load_script(path: Path, kept: bytes | None = None) -> Declared:
@@ -138,7 +138,7 @@ def load_script(path: Path, kept: bytes | None = None) -> Declared:
         kept: the stored content, if the file is gone.
     """
     file = path if kept is not None else file_of(path)
-    found = {one.script_id: one for one in _load(file, kept, path.stem)}
+    found = {script.script_id: script for script in _load(file, kept, path.stem)}
     if path.stem not in found:
         problem, cure = f"{file.name} makes no such migration", f"it makes: {', '.join(found)}"
         if file == path:
@@ -316,13 +316,13 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     # Messages about wrong calls hold only names of functions and parameters.
     text = str(error) if isinstance(error, TypeError) else ""
     missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
-    if found := missing or unexpected:
-        call, names = found[1].removesuffix(".__init__"), found[2].replace("'", "").strip()
+    if match := missing or unexpected:
+        call, names = match[1].removesuffix(".__init__"), match[2].replace("'", "").strip()
         problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){_said(call)}"
-        if found is unexpected:
+        if match is unexpected:
             problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call)
         return InvalidDeclaration(names, problem, cure=cure)
-    if (found := _POSITIONAL.match(text)) and (function := _function_of(call := found[1])):
+    if (match := _POSITIONAL.match(text)) and (function := _function_of(call := match[1])):
         takes = _takes(function)
         cure = f"it is {call}{takes}" + (": what stands after * is given by name" if "*" in takes else "")
         return InvalidDeclaration("", f"{call} has too many values without a name{where}", cure=cure)
@@ -349,7 +349,9 @@ def _function_of(call: str) -> Callable[..., object] | None:
 def _takes(function: Callable[..., object]) -> str:
     """Return a function's parameters without types: `(source, *, to)`."""
     signature = inspect.signature(function)
-    plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
+    ]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
@@ -362,17 +364,19 @@ def _instead_of(name: str, call: str) -> str:
     function = _function_of(call)
     if function is None:
         return "leave it out, or see the examples in migrations/"
-    names = [one for one in inspect.signature(function).parameters if not one.startswith("_")]
+    names = [
+        parameter for parameter in inspect.signature(function).parameters if not parameter.startswith("_")
+    ]
     near = _similar(name, names)
     return f"write {near}=" if near else f"leave it out; {call} takes {', '.join(names)}"
 
 
 def _similar(name: str, names: Iterable[str]) -> str:
-    plain = {one.replace("_", "").lower(): one for one in names}
+    plain = {name.replace("_", "").lower(): name for name in names}
     written = name.replace("_", "").lower()
     if _MEANT.get(written) in plain:
         return _MEANT[written]
-    return next((plain[one] for one in get_close_matches(written, plain, 1, 0.6)), "")
+    return next((plain[get_close_match] for get_close_match in get_close_matches(written, plain, 1, 0.6)), "")
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
@@ -426,14 +430,14 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
     same capture, a source each, and must not depend on each other."""
     first: dict[str, Declared] = {}
     owners: dict[tuple[str, str], str] = {}
-    counts = Counter(one.migration.group for one in scripts.values() if one.migration.group)
+    counts = Counter(script.migration.group for script in scripts.values() if script.migration.group)
     for script_id, script in scripts.items():
         migration, group = script.migration, script.migration.group
         if not group or script.is_kept:
             continue
         other = first.setdefault(group, script)
         same = owners.setdefault((group, migration.source.lower()), script_id)
-        builds_on = sorted(one for one in script.depends if scripts[one].migration.group == group)
+        builds_on = sorted(depend for depend in script.depends if scripts[depend].migration.group == group)
         problem = ""
         if other.migration.capture != migration.capture:
             problem = f"{other.script_id} of the group {group} has capture={other.migration.capture!r}"

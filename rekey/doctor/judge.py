@@ -254,12 +254,14 @@ def _access(observed: Observed) -> Iterator[Told]:
 
 def _sources(observed: Observed) -> Iterator[Told]:
     scripts, sources = observed.migrations.scripts, observed.sources
-    if read := [one.source for one in scripts if sources.get(one.source) is Reading.READ]:
+    if read := [script.source for script in scripts if sources.get(script.source) is Reading.READ]:
         yield Fact("[tables]", f"read: {listed(read)}")
     for script in scripts:
         if script.elsewhere and observed.targets is None:
             yield found("targets-missing", script.script_id)
-    retired = {one.script_id for one in observed.stored if one.phase == ControlPhase.RETIRED}
+    retired = {
+        migration.script_id for migration in observed.stored if migration.phase == ControlPhase.RETIRED
+    }
     for script in scripts:
         reading = sources.get(script.source)
         if reading in (Reading.REFUSED, Reading.FAILED):
@@ -407,7 +409,7 @@ def _migrations(observed: Observed) -> Iterator[Told]:
     if seen.trouble is not None:
         yield _unusable("scripts-broken", "scripts", seen.trouble)
     elif seen.scripts:
-        yield Fact("scripts", listed([one.script_id for one in seen.scripts]))
+        yield Fact("scripts", listed([script.script_id for script in seen.scripts]))
     else:
         yield found("no-scripts", "scripts")
     if writable := [file for file in (seen.folder, *seen.files) if file is not None and file.writers]:
@@ -432,7 +434,9 @@ def _store(observed: Observed) -> Iterator[Told]:
     gone = [name for name, reading in tables.items() if reading is Reading.MISSING]
     if tables:
         yield Fact("tables", f"{listed(there)} are there" if there else "none yet; `apply` makes them")
-    begun = [one.script_id for one in migrations if one.phase not in ("", ControlPhase.SOURCE)]
+    begun = [
+        migration.script_id for migration in migrations if migration.phase not in ("", ControlPhase.SOURCE)
+    ]
     if begun and gone:
         said = {"tables": listed(gone), "scripts": listed(begun), "script": begun[0]}
         yield found("store-incomplete", "tables", **said)
@@ -444,11 +448,11 @@ def _store(observed: Observed) -> Iterator[Told]:
 
 
 def _migration(one: MigrationSeen, script: str, version: str) -> Iterator[Told]:
-    said = "not begun"
+    text = "not begun"
     if one.phase:
         clients = f"{one.live} live, {one.silent} silent, {one.over} over"
-        said = f"`{one.phase}`, epoch {one.epoch}; clients: {clients}; {one.intents:,} intents"
-    yield Fact(script, said)
+        text = f"`{one.phase}`, epoch {one.epoch}; clients: {clients}; {one.intents:,} intents"
+    yield Fact(script, text)
     others = sorted(set(one.versions) - {version})
     if others and version:
         yield found("client-version", script, others=listed(others), version=version)
@@ -461,5 +465,5 @@ def _migration(one: MigrationSeen, script: str, version: str) -> Iterator[Told]:
         months = "" if one.due == (WHOLE,) else f" of {listed(one.due)}"
         yield found("mapping-over", script, months=months, script=script)
     if one.returned:
-        said = listed(one.returned)
-        yield found("data-key-returned", script, months=said, script=script, first=one.returned[0])
+        text = listed(one.returned)
+        yield found("data-key-returned", script, months=text, script=script, first=one.returned[0])

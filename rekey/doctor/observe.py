@@ -114,9 +114,9 @@ async def observe(
             if writes:
                 writing = await _try_writing(service, has_control=has_control)
     crossings = {
-        section: await _try_crossing(one, restricted, ask)
-        for section, one in seen.items()
-        if not one.account.is_same_as(config.restricted)
+        section: await _try_crossing(account_seen, restricted, ask)
+        for section, account_seen in seen.items()
+        if not account_seen.account.is_same_as(config.restricted)
     }
     return Observed(
         configuration=configuration,
@@ -149,7 +149,7 @@ def see_configuration(config: Config) -> ConfigurationSeen:
     """Observe the configuration file, its secrets, wrapping key and evidence key. May ask Key Vault."""
     keys = {section: _tried(account_key, account)[0] for section, account in config.accounts.items()}
     own = keys.pop("restricted")
-    same = [one for one in keys if config.accounts[one].is_same_as(config.restricted)]
+    same = [key for key in keys if config.accounts[key].is_same_as(config.restricted)]
     alike = [section for section, key in keys.items() if key is not None and key == own]
     wrapping, evidence = config.sealing.key, config.evidence
     leaves = wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT
@@ -211,7 +211,7 @@ def see_state(path: Path) -> StateSeen:
     seen = StateSeen(
         path=str(path),
         file=see_file(path),
-        siblings=tuple(one for one in siblings if one is not None),
+        siblings=tuple(sibling for sibling in siblings if sibling is not None),
         folder=see_file(path.parent),
         free_bytes=free,
         file_system=file_system_of(existing),
@@ -219,7 +219,7 @@ def see_state(path: Path) -> StateSeen:
             (str(one) for one in (existing, path) if one.exists() and not _is_writable(one)), ""
         ),
         held_by=_held_by(path.with_name(path.name + ".lock")),
-        newest_schema=schema_version(one.stem for one in SCHEMA_FOLDER.glob("*.sql")),
+        newest_schema=schema_version(path.stem for path in SCHEMA_FOLDER.glob("*.sql")),
     )
     try:
         with State.open(path, read_only=True) as state:
@@ -309,7 +309,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
     declared, trouble = _tried(load_scripts, config.migrations)
     if declared is None:
         return MigrationsSeen(folder, files, trouble=trouble)
-    named = {one.script_id: required_secrets(one.migration) for one in declared}
+    named = {script.script_id: required_secrets(script.migration) for script in declared}
     named_secrets = frozenset(name for names in named.values() for name in names)
     troubles = {secret.name: secret.trouble for secret in configured}
     troubles |= {name: _tried(resolve_secret, config, name)[1] for name in named_secrets - troubles.keys()}
@@ -418,10 +418,10 @@ async def see_migration(
         kept = await cohorts_kept(service, script_id, ended_at, sealed=script.sealed, keep_s=keep_s)
     except RekeyError as error:
         return MigrationSeen(script_id, trouble=error)
-    standings = [standing(one, now) for one in clients]
+    standings = [standing(client, now) for client in clients]
     counts = Counter(standings)
     pairs = zip(clients, standings, strict=True)
-    versions = {one.version for one, stands in pairs if stands is not Standing.OVER}
+    versions = {client_row.version for client_row, stands in pairs if stands is not Standing.OVER}
     return MigrationSeen(
         script_id,
         phase="" if control is None else str(control.phase),
@@ -431,7 +431,7 @@ async def see_migration(
         over=counts[Standing.OVER],
         versions=tuple(sorted(versions)),
         intents=intents,
-        due=tuple(one.name for one in kept if one.is_due(now)),
+        due=tuple(cohort.name for cohort in kept if cohort.is_due(now)),
         returned=tuple(one.name for one in kept if not one.erased_on and one.name in script.shredded),
     )
 

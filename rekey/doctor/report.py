@@ -68,10 +68,10 @@ class Report:
     @property
     def findings(self) -> list[Finding]:
         """All findings, in the order of the families."""
-        return [one for told in self.families.values() for one in told if isinstance(one, Finding)]
+        return [one for family in self.families.values() for one in family if isinstance(one, Finding)]
 
     def count(self, severity: Severity) -> int:
-        return sum(one.severity is severity for one in self.findings)
+        return sum(finding.severity is severity for finding in self.findings)
 
     def fails(self, *, strict: bool) -> bool:
         """Tell whether there is an error; with `strict`, an error or a warning."""

@@ -92,10 +92,10 @@ def write(
             path.write_bytes(data)
         with _ignoring_old_calls():
             bagit.make_bag(str(unfinished), dict(info), checksums=["sha256"])
-        made = signed(Statement(digests(unfinished), predicate), signer)
-        (unfinished / STATEMENT).write_bytes(made.data)
+        envelope = signed(Statement(digests(unfinished), predicate), signer)
+        (unfinished / STATEMENT).write_bytes(envelope.data)
         if authority is not None:
-            answer = timestamp.ask(authority, made.data)
+            answer = timestamp.ask(authority, envelope.data)
             (unfinished / TIMESTAMP).write_bytes(answer)
             if signer is not None:
                 (unfinished / TIMESTAMP_SIGNATURE).write_bytes(signer.sign(answer))
@@ -117,7 +117,7 @@ def write(
         ) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return made
+    return envelope
 
 
 def digests(folder: Path) -> dict[str, str]:

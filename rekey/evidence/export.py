@@ -111,12 +111,12 @@ def export(
         "rekey": VERSION,
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
-    made = bag.write(folder, files, info, predicate, signer=signer, authority=authority)
+    envelope = bag.write(folder, files, info, predicate, signer=signer, authority=authority)
     done = Exported(
         script_id=script_id,
         files=len(bag.names(folder)),
         events=len(events),
-        statement_sha256=hashlib.sha256(made.data).hexdigest(),
+        statement_sha256=hashlib.sha256(envelope.data).hexdigest(),
         key_id=key_id,
         stamped=authority is not None,
         live=bool(live),
@@ -186,7 +186,7 @@ def _files(
     read = [json.loads(line) for line in lines]
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)
-    earlier = [members(one) for one in state.checkpoints()]
+    earlier = [members(checkpoint) for checkpoint in state.checkpoints()]
     try:
         script = declared.path.read_bytes()
     except OSError as error:
@@ -223,7 +223,7 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
         return {}
     ours = not live.is_signed if signer is None else live.is_by(signer.public, high_s=True)
     told = about.get("schema"), about.get("endpoints")
-    accounts = " ".join(one.endpoint for one in config.accounts.values())
+    accounts = " ".join(account.endpoint for account in config.accounts.values())
     return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, accounts) else {}
 
 
@@ -241,7 +241,7 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
         "migration": record and {**some(record, *_RECORD), "accounts": record.endpoint_id},
         "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
         "phase_runs": [some(run, *_RUN) for run in state.phase_runs(script_id)],
-        "segments": [some(one, "purpose", "rows", "bytes", "done") for one in segments],
+        "segments": [some(segment, "purpose", "rows", "bytes", "done") for segment in segments],
         "facts": shown,
         "facts_not_shown": sorted(set(facts) - set(shown)),
     }

@@ -111,24 +111,24 @@ def problems(
         before = [note.parsed(str(json.loads(line)["note"])) for line in earlier.splitlines()]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         return [Finding("log-unreadable", f"the audit log cannot be read: {error}")]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     prev = FIRST_PREV
     for seq, (line, event) in enumerate(zip(lines, read, strict=True), start=1):
         if event["seq"] != seq or event["prev"] != prev:
             what = f"the chain breaks at line {seq}: an event was changed, removed, inserted or moved"
-            found.append(Finding("chain", what))
+            findings.append(Finding("chain", what))
             break
         prev = hashlib.sha256(line).hexdigest()
     tree, covered = Tree(lines), head.checkpoint.size
     # Finds a log that was truncated at its end, and one that continues after it.
     if covered != len(lines):
-        said = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
-        found.append(Finding("log-cut", said))
+        text = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
+        findings.append(Finding("log-cut", text))
     for one in (*before, head):
-        found += tree.problems_with(one, keys)
+        findings += tree.problems_with(one, keys)
     if covered == len(lines):
-        found += _proved(proofs, tree.leaves, read, head.checkpoint)
-    return found
+        findings += _proved(proofs, tree.leaves, read, head.checkpoint)
+    return findings
 
 
 def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> list[Finding]:
@@ -137,12 +137,12 @@ def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> l
         one = note.parsed(kept)
         lines = lines_of(events)
     except ValueError as error:
-        said = f"the checkpoint that was kept, or the log, cannot be read: {error}"
-        return [Finding("log-unreadable", said)]
+        text = f"the checkpoint that was kept, or the log, cannot be read: {error}"
+        return [Finding("log-unreadable", text)]
     covered = one.checkpoint.size
     if covered > len(lines):
-        said = f"the audit log has {len(lines)} events, the kept checkpoint covers {covered}"
-        return [Finding("log-cut", said)]
+        text = f"the audit log has {len(lines)} events, the kept checkpoint covers {covered}"
+        return [Finding("log-cut", text)]
     return list(Tree(lines).problems_with(one, keys))
 
 
@@ -163,8 +163,8 @@ def _proved(
             leaf = base64.b64decode(one["leaf"], validate=True)
             right = leaf == leaves[one["seq"] - 1]
             if not right or not merkle.is_included(leaf, one["seq"] - 1, head.size, path, head.root):
-                said = f"the inclusion proof of event {one['seq']} does not lead to the root"
-                yield Finding("proof", said)
+                text = f"the inclusion proof of event {one['seq']} does not lead to the root"
+                yield Finding("proof", text)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         yield Finding("proof", "the inclusion proofs cannot be read")
 
@@ -178,13 +178,13 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     if (broken := first_broken(events)) is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
     tree = Tree([event.line for event in events])
-    for one in stored:
+    for stored_checkpoint in stored:
         try:
-            said = note.parsed(one.note).checkpoint
+            checkpoint = note.parsed(stored_checkpoint.note).checkpoint
         except ValueError as error:
-            found.append(f"the checkpoint over {one.size} events cannot be read: {error}")
+            found.append(f"the checkpoint over {stored_checkpoint.size} events cannot be read: {error}")
             continue
-        found += [one.what for one in tree.contradictions(said)]
+        found += [contradiction.what for contradiction in tree.contradictions(checkpoint)]
     return found
 
 

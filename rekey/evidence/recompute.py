@@ -77,7 +77,7 @@ async def recompute(
         ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
     """
     tables = recorded["tables"]
-    digesters = [Digester(one["table"], frozenset(one["not_compared"])) for one in tables]
+    digesters = [Digester(table["table"], frozenset(table["not_compared"])) for table in tables]
     expected = [BucketSums() for _ in tables]
     adders = [sums.adder(digester) for sums, digester in zip(expected, digesters, strict=True)]
 
@@ -89,22 +89,24 @@ async def recompute(
     name = recorded["source"]
     source = BucketSums()
     is_there = await _read(service.table(name), name, progress, source.adder(Digester(name)), map_again)
-    given = source if is_there else None
-    found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], given)]
+    bucket_sums = source if is_there else None
+    comparisons = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], bucket_sums)]
     beginnings = {
         number: (one.get(PARTITIONS_BEGIN, ""), one.get(BEGIN, "")) for number, one in enumerate(tables)
     }
-    targets = by_number([one["table"] for one in tables], beginnings, service.table)
+    targets = by_number([table["table"] for table in tables], beginnings, service.table)
     rows = zip(tables, targets, digesters, expected, strict=True)
     for number, (one, target, digester, sums) in enumerate(rows):
         name = label_of(one["table"], *beginnings[number])
         if mapper is not None:
-            given = sums if is_there else None
-            found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
+            bucket_sums = sums if is_there else None
+            comparisons.append(
+                _compared(name, "expected", one["expected_digest"], one["expected_rows"], bucket_sums)
+            )
         actual = BucketSums()
-        given = actual if await _read(target, name, progress, actual.adder(digester)) else None
-        found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], given))
-    return found
+        bucket_sums = actual if await _read(target, name, progress, actual.adder(digester)) else None
+        comparisons.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], bucket_sums))
+    return comparisons
 
 
 async def _read(

@@ -33,7 +33,7 @@ def render(files: Mapping[str, bytes]) -> str:
     script_id = events[-1]["script_id"]
     own = [event for event in events if event["script_id"] == script_id]
     shown = [event for event in events if event["script_id"] in (script_id, None)]
-    full = [one for one in checks if one["mode"] == "full"]
+    full = [check for check in checks if check["mode"] == "full"]
     declaration = json.loads(files[contents.DECLARATION])
     capture = declaration["capture"]
     ended = [run for run in state["phase_runs"] if run["finished_at"]]
@@ -61,7 +61,7 @@ def render(files: Mapping[str, bytes]) -> str:
         checkpoint=note.parsed(files[contents.CHECKPOINT].decode()),
         runs=[(run, (span.end - span.begin).total_seconds()) for run, span in zip(runs, spans, strict=True)],
         timeline=timeline(spans, "Phases over time"),
-        checks=[(one, _wrong(one)) for one in checks],
+        checks=[(check, _wrong(check)) for check in checks],
         last=full[-1] if full else None,
         wrong=_wrong(full[-1]) if full else 0,
         pairs=pairs(amounts, "Rows of the last full verification", names),
@@ -133,7 +133,7 @@ def _meant(details: Mapping[str, Any]) -> str:
     if details["kind"] != "subjects":
         return f"{details['kind']}: {', '.join(details['cohorts'])}"
     words = {"rows": "rows ", "erased_before": "erased before: ", "unknown": "not known: "}
-    return "; ".join(said + ", ".join(details[name]) for name, said in words.items() if details[name])
+    return "; ".join(text + ", ".join(details[name]) for name, text in words.items() if details[name])
 
 
 def _counts(details: Mapping[str, Any]) -> str:

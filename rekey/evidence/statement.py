@@ -106,16 +106,16 @@ def parsed(data: bytes) -> Envelope:
         content = json.loads(data)
         signatures = content["signatures"]
         body = base64.b64decode(content["payload"], validate=True)
-        found = Envelope(body)
+        envelope = Envelope(body)
         if signatures:
             [one] = signatures
-            found = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
-        same = found.data == data
+            envelope = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
+        same = envelope.data == data
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("the envelope lacks parts") from None
     if not same:
         raise ValueError("the envelope is not in the form that rekey writes")
-    return found
+    return envelope
 
 
 def _text(data: bytes) -> str:

@@ -93,17 +93,17 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
     if whole is not None and whole is not Shape.SLUG:
         return (whole,)
     # Forms inside a longer text, between any other characters.
-    found = [_moment_number(digits) for digits in _LONG_DIGITS.findall(text)]
+    shapes = [_moment_number(digits) for digits in _LONG_DIGITS.findall(text)]
     if _INNER_GUID.search(text):
-        found.append(Shape.GUID)
+        shapes.append(Shape.GUID)
     if any(map(_is_iso, _INNER_DAY.findall(text))):
-        found.append(Shape.DATE)
-    if whole is not None and not any(found):
+        shapes.append(Shape.DATE)
+    if whole is not None and not any(shapes):
         return (whole,)
     parts = _BETWEEN.split(text)
     if len(parts) > 1:
-        found += map(shape_of, parts)
-    return tuple(dict.fromkeys(shape for shape in found if shape is not None))
+        shapes += map(shape_of, parts)
+    return tuple(dict.fromkeys(shape for shape in shapes if shape is not None))
 
 
 def _digits(text: str) -> Shape:

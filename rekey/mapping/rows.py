@@ -144,7 +144,7 @@ class MappingRows:
         keys than fit."""
         ordered = sorted(targets)
         # In ASCII a character is one UTF-16 unit, wherever the text is cut.
-        is_ascii = all(one.partition.isascii() and one.row.isascii() for one in ordered)
+        is_ascii = all(target.partition.isascii() and target.row.isascii() for target in ordered)
         text = _ascii_json([tuple(target) for target in ordered], is_ascii)
         if len(text) > _CHUNK * _MAX_CHUNKS:
             raise RowRefused(
@@ -216,7 +216,7 @@ class MappingRows:
     @property
     def all_partitions(self) -> list[str]:
         """All partitions of mapping rows, those whose rows name target keys first."""
-        directions = [one for direction in ("i", "r", "f") for one in self.partitions(direction)]
+        directions = [partition for direction in ("i", "r", "f") for partition in self.partitions(direction)]
         return [self.passed_partition, *directions]
 
     # --- reading; raises SealedUnreadable for a sealed row that cannot be opened, Erased for a tombstone --
@@ -328,10 +328,10 @@ def over_at(name: str, completed_at: str, keep_s: float) -> int:
     """
     since = ticks_of(completed_at)
     if name != WHOLE:
-        found = _COHORT.fullmatch(name)
-        if found is None:
+        match = _COHORT.fullmatch(name)
+        if match is None:
             raise ValueError("a cohort is a month: 2024-05")
-        months = int(found[1]) * _MONTHS + int(found[2])
+        months = int(match[1]) * _MONTHS + int(match[2])
         end = ticks_of(f"{months // _MONTHS:04}-{months % _MONTHS + 1:02}-01T00:00:00Z")
         since = max(since, end)
     return since + round(keep_s * TICKS_PER_SECOND)

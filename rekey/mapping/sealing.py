@@ -142,14 +142,14 @@ class WrappingKeys:
     def __init__(self, present: WrappingKey, previous: WrappingKey | None = None) -> None:
         self._all = (present,) if previous is None else (present, previous)
         self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
-        self.is_remote = any(one.is_remote for one in self._all)
+        self.is_remote = any(wrapping_key.is_remote for wrapping_key in self._all)
 
     def require(self, by: str) -> WrappingKey:
         """Return the wrapping key that `by`, of a wrapped data key, names. Raises Moved when neither does, as
         all methods do."""
-        for one in self._all:
-            if one.wraps(by):
-                return one
+        for wrapping_key in self._all:
+            if wrapping_key.wraps(by):
+                return wrapping_key
         raise wrong_key(by, self.name)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
@@ -296,10 +296,10 @@ def read_data_key(
         )
         if not proof or not right:
             raise not_proved(script_id, cohort, proof=proof)
-    found = DataKey(name, cohort, wrapping.unwrap(wrapped))
-    if not hmac.compare_digest(check, _check(script_id, found)):
+    data_key = DataKey(name, cohort, wrapping.unwrap(wrapped))
+    if not hmac.compare_digest(check, _check(script_id, data_key)):
         raise not_unwrapped(wrapped.by)
-    return found
+    return data_key
 
 
 def has_proof(row: Row, wrapping: WrappingKey) -> bool:

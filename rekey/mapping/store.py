@@ -167,8 +167,8 @@ class Keyring:
                 if is_tombstone(row):
                     self.sealer.shredded(cohort, self.tombstones.read(row))
                 elif cohort in self.gone:
-                    said = f"it was shredded on {self.gone[cohort]}, and it was put back"
-                    raise unreadable(self.table.name, key_of(row), said)
+                    text = f"it was shredded on {self.gone[cohort]}, and it was put back"
+                    raise unreadable(self.table.name, key_of(row), text)
                 else:
                     self.sealer.add(await self._unwrapped(row))
 
@@ -254,8 +254,8 @@ class Keyring:
         """Return the data key of a cohort; make it if there is none. Raises Refused when it was shredded."""
         row = await self._row(cohort)
         if row is None:
-            made = new_data_key(cohort)
-            fresh = await self._data_key_row(made)
+            data_key = new_data_key(cohort)
+            fresh = await self._data_key_row(data_key)
             try:
                 # If absent: the first writer of a month decides for all.
                 await self.table.insert(fresh)
@@ -264,7 +264,7 @@ class Keyring:
                 if row is None:
                     raise
             else:
-                return made
+                return data_key
         if is_tombstone(row):
             on = self.tombstones.read(row)
             raise errors.Refused(

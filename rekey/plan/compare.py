@@ -21,7 +21,7 @@ Lines = dict[str, tuple[str, ...]]
 def comparison_json(plan: Plan) -> dict[str, Any]:
     """Return the comparison as JSON-able data, without keys."""
     return {
-        "designs": [one.script_id for one in plan.migrations],
+        "designs": [migration.script_id for migration in plan.migrations],
         "lines": [
             {"section": section, "what": what, "values": list(values)}
             for section, lines in _sections(plan).items()
@@ -32,7 +32,7 @@ def comparison_json(plan: Plan) -> dict[str, Any]:
 
 def comparison_text(plan: Plan) -> str:
     """Return the comparison as text, ending in a line break."""
-    names = [one.script_id for one in plan.migrations]
+    names = [migration.script_id for migration in plan.migrations]
     out = [f"{plan.migrations[0].basis.source}: {' | '.join(names)}", *_basis(plan)]
     for section, lines in _sections(plan).items():
         rows = [(what, *values) for what, values in lines.items()]
@@ -42,8 +42,8 @@ def comparison_text(plan: Plan) -> str:
 
 def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
-    portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
-    names = [one.script_id for one in plan.migrations]
+    portraits = [migration.portraits[1] for migration in plan.migrations if len(migration.portraits) > 1]
+    names = [migration.script_id for migration in plan.migrations]
     return page(
         "compare.html",
         source=plan.migrations[0].basis.source,
@@ -64,11 +64,11 @@ def _basis(plan: Plan) -> list[str]:
 def _sections(plan: Plan) -> dict[str, Lines]:
     """Return the compared figures, equal or not, by section in display order; no empty section."""
     tables, costs, problems, advice, queries = (
-        [figures(one) for one in plan.migrations]
+        [figures(migration) for migration in plan.migrations]
         for figures in (_tables, _costs, _problems, _advice, _queries)
     )
     advised = _lines(advice, sorted({code for one in advice for code in one}))
-    advised |= _lines(problems, sorted({code for one in problems for code in one}))
+    advised |= _lines(problems, sorted({code for problem in problems for code in problem}))
     asked = dict.fromkeys(query for one in queries for query in one)
     most = max(costs, key=len)  # with money, if any design has prices
     found = {
@@ -81,19 +81,19 @@ def _sections(plan: Plan) -> dict[str, Lines]:
 
 
 def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = "–") -> Lines:
-    return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
+    return {what: tuple(str(design.get(what) or unknown) for design in designs) for what in names}
 
 
 def _problems(plan: MigrationPlan) -> Figures:
-    return {one.code: one.severity for one in reversed(plan.problems)}
+    return {problem.code: problem.severity for problem in reversed(plan.problems)}
 
 
 def _queries(plan: MigrationPlan) -> Figures:
-    return {one.query.describe(): one.planned.describe() for one in plan.queries}
+    return {query.query.describe(): query.planned.describe() for query in plan.queries}
 
 
 def _advice(plan: MigrationPlan) -> Figures:
-    planned = [one for one in reversed(plan.advice) if not one.today]
+    planned = [advice for advice in reversed(plan.advice) if not advice.today]
     return {one.code: one.severity if one.waived is None else "set aside" for one in planned}
 
 

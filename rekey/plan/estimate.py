@@ -195,8 +195,8 @@ def estimate(
     durations = [_backfill(work, limits), _reading(RECONCILE, work, scans=2 if work.follows else 1)]
     if work.follows:
         durations.append(_reading(CUTOVER, work, scans=2))
-    requests = tuple(one for one in requests_of(work, durations[0].at_limits_s) if one.count)
-    days = (sum(one.at_limits_s for one in durations) + retention_s) / _DAY
+    requests = tuple(requests for requests in requests_of(work, durations[0].at_limits_s) if requests.count)
+    days = (sum(duration.at_limits_s for duration in durations) + retention_s) / _DAY
     target_bytes = sum(fill.stored_bytes for fill in work.fills)
     storage = Storage(work.source_bytes, target_bytes, work.mapping_bytes, days)
     return Estimate(
@@ -211,9 +211,9 @@ def estimate(
 def counts_of(requests: Iterable[Requests]) -> Counter[str]:
     """Return requests by kind, as the runner counts those that it sends."""
     counts: Counter[str] = Counter()
-    for one in requests:
-        counts[one.kind.value] += one.count
-        counts[OPERATIONS] += one.operations
+    for request in requests:
+        counts[request.kind.value] += request.count
+        counts[OPERATIONS] += request.operations
     return counts
 
 

@@ -49,10 +49,10 @@ def _series(
 
 def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
     """Return the plot that compares two tables by the number of partitions of each size, in rows."""
-    labels = max((list(one.sizes) for one in portraits), key=len)
+    labels = max((list(portrait.sizes) for portrait in portraits), key=len)
     series = [
-        Series(name, [one.sizes.get(label, 0) for label in labels], colour)
-        for name, one, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
+        Series(name, [portrait.sizes.get(label, 0) for label in labels], colour)
+        for name, portrait, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
     ]
     title = "Partitions by their number of rows"
     return columns(labels, series, title, "rows of a partition", values=True, narrow=True)

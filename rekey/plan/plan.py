@@ -122,8 +122,8 @@ async def _plan(
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
             maker = makers.get(source.name.lower())
             similar = "" if inventory or maker else await similar_tables(tables, source.name)
-            found = table_problems(subject.declared, inventory is not None, maker, states, similar)
-            plan = _without_rows(subject, options, inventory, states, found)
+            problems = table_problems(subject.declared, inventory is not None, maker, states, similar)
+            plan = _without_rows(subject, options, inventory, states, problems)
             if survey is not None and inventory is not None:
                 survey.finish(sample.parts(inventory), exact=inventory.exact)
                 plan = _with_rows(plan, survey, inventory)
@@ -278,6 +278,6 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
 def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
     """Return the advice of a plan's basis: codes of errors and warnings on planned keys, waived ones too,
     with the highest severity. Figures and notes change with every row."""
-    rests = [one for one in found if not one.today and one.severity is not Severity.NOTE]
+    rests = [advice for advice in found if not advice.today and advice.severity is not Severity.NOTE]
     rests.sort(key=lambda one: (one.code, -one.severity.place))  # the highest severity of a code comes last
     return {one.code: one.severity for one in rests}

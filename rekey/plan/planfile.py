@@ -146,15 +146,15 @@ def check_declared(file: PlanFile, chosen: Iterable[Declared]) -> None:
         ConfigurationError: a migration is not in the file.
     """
     planned = {basis.script_id: basis.declaration for basis in file.bases}
-    for one in chosen:
-        if one.script_id not in planned:
+    for script in chosen:
+        if script.script_id not in planned:
             raise ConfigurationError(
-                f"the plan file has no plan for {one.script_id}",
+                f"the plan file has no plan for {script.script_id}",
                 kept="Nothing was done.",
                 hint="make a plan that covers it: `rekey plan --out FILE`; or leave --plan out",
             )
-        if planned[one.script_id] != one.digest:
-            raise _moved_since(file, [f"{one.script_id}: the script declares something else now"])
+        if planned[script.script_id] != script.digest:
+            raise _moved_since(file, [f"{script.script_id}: the script declares something else now"])
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
@@ -165,7 +165,9 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
     declaration and secrets.
     """
     planned = {basis.script_id: basis for basis in file.bases}
-    changes = [f"{one.script_id}: {change}" for one in now for change in moved(planned[one.script_id], one)]
+    changes = [
+        f"{basis.script_id}: {change}" for basis in now for change in moved(planned[basis.script_id], basis)
+    ]
     if changes:
         raise _moved_since(file, changes)
 
@@ -179,7 +181,7 @@ def _moved_since(file: PlanFile, changes: Sequence[str]) -> Moved:
 
 
 def _basis(content: dict[str, Any]) -> Basis:
-    known = {one.name: content[one.name] for one in fields(Basis)}
+    known = {field.name: content[field.name] for field in fields(Basis)}
     known["targets"] = tuple(TableState(**target) for target in content["targets"])
     known["advice"] = {code: Severity(severity) for code, severity in content["advice"].items()}
     return Basis(**known)

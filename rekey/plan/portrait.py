@@ -42,7 +42,9 @@ class Portrayer:
         self.sizes = [PartitionSizes() for _ in self._tables]
         # The expression inside the first moment of any key, which is the time of a row in loads;
         # PartitionKeys are searched before RowKeys.
-        keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
+        keys = [target.partition_key for target in migration.filled] + [
+            one.row_key for one in migration.filled
+        ]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
         self._moment = None if moment is None else moment.compile(counting_scope("load over time", migration))

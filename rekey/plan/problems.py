@@ -94,7 +94,7 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
     if migration.indexes and not migration.reverse:
         yield _problem("indexes-cannot-follow", tables=", ".join(index.table for index in migration.indexes))
     yield _problem("clients-first", source=migration.source, script=declared.script_id)
-    copied = any(one.property_mapping.from_timestamp for one in migration.filled)
+    copied = any(target.property_mapping.from_timestamp for target in migration.filled)
     if TIMESTAMP in migration.key_inputs or copied:
         yield _problem("timestamp-copies")
 
@@ -106,7 +106,7 @@ def changes_nothing(migration: Migration) -> bool:
         is_elsewhere(target.table) == is_elsewhere(migration.source)
         and (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
         and not migration.indexes
-        and all(isinstance(one, Copy) for one in target.properties)
+        and all(isinstance(prop, Copy) for prop in target.properties)
     )
 
 
@@ -158,10 +158,15 @@ def row_problems(
     """
     read = inventory.rows.at_least
     looked_at = "" if inventory.exact else f" of {read:,} looked at"
-    for one in refused:
-        said = {"field": one.field, "problem": one.problem, "code": one.code, "cure": one.cure}
-        about = f"{counted(one.rows, 'row')}{looked_at}"
-        yield _problem("row-refused", one.rows, one.row_ids, about=about, **said)
+    for refused_rows in refused:
+        said = {
+            "field": refused_rows.field,
+            "problem": refused_rows.problem,
+            "code": refused_rows.code,
+            "cure": refused_rows.cure,
+        }
+        about = f"{counted(refused_rows.rows, 'row')}{looked_at}"
+        yield _problem("row-refused", refused_rows.rows, refused_rows.row_ids, about=about, **said)
     told = {one.problem.rpartition(" ")[2] for one in refused if one.problem.startswith("no row has ")}
     for name, (where, cure) in absent.items():
         if name not in told:

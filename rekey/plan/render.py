@@ -35,8 +35,8 @@ def plan_text(plan: Plan, *, requests: bool = False) -> str:
 
 def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Iterator[str]:
     yield from underlined(migration.script_id + (f": {migration.title}" if migration.title else ""))
-    errors = [one for one in migration.problems if one.severity is Severity.ERROR]
-    yield from _findings(errors, [one for one in migration.advice if one.blocks])
+    errors = [problem for problem in migration.problems if problem.severity is Severity.ERROR]
+    yield from _findings(errors, [advice for advice in migration.advice if advice.blocks])
     yield from _source(migration, plan)
     fills = {fill.table: fill.describe() for fill in migration.fills}
     for target in migration.basis.targets:
@@ -57,12 +57,12 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
         yield from _examples(migration, plan)
     if migration.queries:
         yield "Queries"
-        for one in migration.queries:
-            yield from wrapped(one.query.describe(), first="  ", rest=" " * 10)
-            yield from wrapped(one.today.describe(), first="    today    ")
-            yield from wrapped(one.planned.describe(), first="    planned  ")
+        for query in migration.queries:
+            yield from wrapped(query.query.describe(), first="  ", rest=" " * 10)
+            yield from wrapped(query.today.describe(), first="    today    ")
+            yield from wrapped(query.planned.describe(), first="    planned  ")
         yield ""
-    others = [one for one in migration.problems if one not in errors]
+    others = [problem for problem in migration.problems if problem not in errors]
     yield from _findings(others, [one for one in migration.advice if not one.blocks])
     for refused in migration.refused:
         if refused.old_keys:  # they were asked for
@@ -80,7 +80,9 @@ def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
     yield from _field("requests", f"about {group.requests:,} in all")
     if group.money is not None:
         currency = next(
-            one.estimate.money.currency for one in plan.migrations if one.estimate and one.estimate.money
+            migration.estimate.money.currency
+            for migration in plan.migrations
+            if migration.estimate and migration.estimate.money
         )
         yield from _field("cost", f"{amount_text(group.money, currency)} with a batch billed as one")
 
@@ -140,8 +142,8 @@ def _collisions(migration: MigrationPlan) -> Iterator[str]:
     for group in collisions.first[:_COLLISIONS_SHOWN]:
         more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
         keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
-        said = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
-        yield from wrapped(said, first="  ", rest="    ")
+        text = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
+        yield from wrapped(text, first="  ", rest="    ")
     if len(collisions.first) > _COLLISIONS_SHOWN:
         yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
 
@@ -168,8 +170,8 @@ def _requests(estimate: Estimate, capture: str) -> Iterator[str]:
 def told_requests(estimate: Estimate, capture: str) -> list[tuple[str, str, int, str]]:
     """Return phase, purpose, number and kinds of the requests; one line for each purpose in a phase."""
     told: dict[tuple[str, str], dict[str, int]] = {}
-    for one in estimate.requests:
-        told.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
+    for request in estimate.requests:
+        told.setdefault((request.phase, request.what), {})[request.kind.value] = request.count
     return [
         (shown(phase, capture), what, sum(kinds.values()), ", ".join(kinds))
         for (phase, what), kinds in told.items()
@@ -225,37 +227,43 @@ def _findings(problems: Sequence[Problem], advice: Sequence[Advice]) -> Iterator
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
     """Yield advice in full, but one line each for advice on today's keys, which the migration replaces.
     `with_today`: that in full, too, because nothing is planned."""
-    for one in found:
-        if one.today and not with_today and one.waived is None:
+    for advice in found:
+        if advice.today and not with_today and advice.waived is None:
             then = (
                 "; the planned keys fix this"
-                if one.answered
+                if advice.answered
                 else "; the planned keys still have this problem"
             )
-            yield from _labelled(one.severity, f"{one.code}: {one.where}, today: {one.evidence}{then}")
+            yield from _labelled(
+                advice.severity, f"{advice.code}: {advice.where}, today: {advice.evidence}{then}"
+            )
             continue
-        label = one.severity if one.waived is None else "waived"
-        yield from _labelled(label, f"{one.code}: {one.where}: {one.evidence}")
-        yield from _labelled("", one.reason, "why: ")
-        if one.waived is None:
-            yield from _labelled("", one.cure, "cure: ")
+        label = advice.severity if advice.waived is None else "waived"
+        yield from _labelled(label, f"{advice.code}: {advice.where}: {advice.evidence}")
+        yield from _labelled("", advice.reason, "why: ")
+        if advice.waived is None:
+            yield from _labelled("", advice.cure, "cure: ")
         else:
-            yield from _labelled("", one.waived, "set aside: ")
+            yield from _labelled("", advice.waived, "set aside: ")
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
-    found = [one.severity for migration in plan.migrations for one in migration.problems]
+    severities = [problem.severity for migration in plan.migrations for problem in migration.problems]
     for migration in plan.migrations:
-        found += [Severity.NOTE if one.waived is not None else one.severity for one in migration.advice]
-    said = ", ".join(counted(found.count(severity), severity) for severity in Severity if severity in found)
+        severities += [
+            Severity.NOTE if advice.waived is not None else advice.severity for advice in migration.advice
+        ]
+    text = ", ".join(
+        counted(severities.count(severity), severity) for severity in Severity if severity in severities
+    )
     if not plan.migrations:
         yield "Nothing to plan: there is no migration script."
     elif plan.exit_code:
-        what = "it" if found.count(Severity.ERROR) == 1 else "the errors"
-        yield from wrapped(f"{said}. `rekey apply` would refuse or stop: fix {what} first.")
+        what = "it" if severities.count(Severity.ERROR) == 1 else "the errors"
+        yield from wrapped(f"{text}. `rekey apply` would refuse or stop: fix {what} first.")
     else:
         then = "`rekey plan` asks the account" if plan.offline else "`rekey apply` begins"
-        yield from wrapped(f"{said or 'No problems'}. Nothing was written; {then}.")
+        yield from wrapped(f"{text or 'No problems'}. Nothing was written; {then}.")
     if plan.offline:
         yield from wrapped("; ".join(NOT_LOOKED_AT) + ".", first="Not looked at: ", rest="  ")
 

@@ -288,7 +288,7 @@ class Estimate:
 
     @property
     def requests_total(self) -> int:
-        return sum(one.count for one in self.requests)
+        return sum(request.count for request in self.requests)
 
     def as_json(self) -> dict[str, Any]:
         known = members(self)
@@ -330,7 +330,9 @@ class Load:
     others_rows: tuple[int, ...]
     partitions_exact: bool
     # For each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
-    busiest: tuple[float, ...] = field(metadata=told(form=lambda shares: [round(one, 4) for one in shares]))
+    busiest: tuple[float, ...] = field(
+        metadata=told(form=lambda shares: [round(share, 4) for share in shares])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,12 +422,14 @@ class MigrationPlan:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """What makes `apply` refuse: problems and unwaived advice on planned keys that are errors."""
-        errors = [one for one in self.problems if one.severity is Severity.ERROR]
-        for one in self.advice:
-            if one.blocks:
-                message = f"{one.code}: {one.where}: {one.evidence}"
-                cure = f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}'
-                errors.append(Problem(one.code, Severity.ERROR, message, cure))
+        errors = [problem for problem in self.problems if problem.severity is Severity.ERROR]
+        for advice in self.advice:
+            if advice.blocks:
+                message = f"{advice.code}: {advice.where}: {advice.evidence}"
+                cure = (
+                    f'{advice.cure}; or set it aside in the script: waive={{"{advice.code}": "the reason"}}'
+                )
+                errors.append(Problem(advice.code, Severity.ERROR, message, cure))
         return tuple(errors)
 
 
@@ -444,15 +448,15 @@ class GroupPlan:
 
 
 def _summed(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:
-    costs = [one.estimate for one in plans if one.estimate is not None]
-    durations = [duration for one in costs for duration in one.durations]
-    bills = [one.money.batch_as_one + one.money.storage for one in costs if one.money is not None]
+    costs = [plan.estimate for plan in plans if plan.estimate is not None]
+    durations = [duration for cost in costs for duration in cost.durations]
+    bills = [cost.money.batch_as_one + cost.money.storage for cost in costs if cost.money is not None]
     return GroupPlan(
         name,
-        tuple(one.script_id for one in plans),
-        sum(one.requests_total for one in costs),
-        sum(one.at_limits_s for one in durations),
-        sum(one.at_limits_s for one in durations if one.phase == Phase.CUTOVER),
+        tuple(plan.script_id for plan in plans),
+        sum(cost.requests_total for cost in costs),
+        sum(duration.at_limits_s for duration in durations),
+        sum(duration.at_limits_s for duration in durations if duration.phase == Phase.CUTOVER),
         sum(bills) if len(bills) == len(plans) else None,
     )
 
@@ -475,16 +479,16 @@ class Plan:
     def groups(self) -> tuple[GroupPlan, ...]:
         """The groups of which several scripts are planned, all of them estimated; each as one."""
         members: dict[str, list[MigrationPlan]] = {}
-        for one in self.migrations:
-            if one.group:
-                members.setdefault(one.group, []).append(one)
-        known = {name: plans for name, plans in members.items() if all(one.estimate for one in plans)}
+        for migration in self.migrations:
+            if migration.group:
+                members.setdefault(migration.group, []).append(migration)
+        known = {name: plans for name, plans in members.items() if all(plan.estimate for plan in plans)}
         return tuple(_summed(name, plans) for name, plans in known.items() if len(plans) > 1)
 
     @property
     def exit_code(self) -> ExitCode:
         """FINDINGS when any migration has an error, else DONE."""
-        return ExitCode.FINDINGS if any(one.errors for one in self.migrations) else ExitCode.DONE
+        return ExitCode.FINDINGS if any(migration.errors for migration in self.migrations) else ExitCode.DONE
 
     def as_json(self, *, keys: bool | None = None) -> dict[str, Any]:
         """Return a plan as JSON-able data. `keys`: False omits keys even if the plan shows them."""
@@ -492,7 +496,7 @@ class Plan:
         migrations = plain(self.migrations, keys=with_keys)
         if self.offline:  # what is known without an account: no figure that looks counted
             known = ("script_id", "title", "problems", "advice", "queries")
-            migrations = [{name: one[name] for name in known} for one in migrations]
+            migrations = [{name: migration[name] for name in known} for migration in migrations]
         return {
             "made_at": self.made_at,
             "exact": self.exact,

@@ -188,7 +188,7 @@ class Survey:
             for row, mapped in self._mapper.map_all(rows, lambda *_: None):
                 with suppress(RowRefused):
                     self.gatherer.take(row, mapped)
-                    found.append((key_of(row), [target_key(*one) for one in mapped]))
+                    found.append((key_of(row), [target_key(*target_row) for target_row in mapped]))
                     for number, target in mapped:
                         sizes[number].append(entity_bytes(target))
             self._row_bytes.append(list(map(_mean, sizes)))
@@ -227,12 +227,14 @@ class Survey:
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
         """The refusals by reason, the most frequent first."""
-        found = []
-        for one, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
+        refused_rowses = []
+        for row_refused, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
             ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
-            rows = RefusedRows(one.code, one.field, one.problem, one.cure, count, ids, keys)
-            found.append(explained(rows, self.rows, self.absent, self.there))
-        return tuple(found)
+            rows = RefusedRows(
+                row_refused.code, row_refused.field, row_refused.problem, row_refused.cure, count, ids, keys
+            )
+            refused_rowses.append(explained(rows, self.rows, self.absent, self.there))
+        return tuple(refused_rowses)
 
     @property
     def absent(self) -> dict[str, str]:

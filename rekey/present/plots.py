@@ -155,14 +155,14 @@ def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
     """Return two bars for each pair, one below the other."""
     if not amounts:
         return ""
-    most = max(1, *(max(one.first, one.second) for one in amounts))
+    most = max(1, *(max(amount.first, amount.second) for amount in amounts))
     plot, told, top = _Canvas(), [], _TOP
-    for one in amounts:
-        plot.label(one.name, top + 8)
-        for value, colour, name in zip((one.first, one.second), (DARK, LIGHT), names, strict=True):
+    for pair in amounts:
+        plot.label(pair.name, top + 8)
+        for value, colour, name in zip((pair.first, pair.second), (DARK, LIGHT), names, strict=True):
             width = max(value * _ACROSS / most, _LEAST if value else 0)
             plot.bar(_LABEL, top, width, colour, f"{value:,}")
-            told.append(f"{one.name}, {name}: {value:,}")
+            told.append(f"{pair.name}, {name}: {value:,}")
             top += _BAR + 2
         top += 10
     plot.legend(zip(names, (DARK, LIGHT), strict=True), _LABEL, top)
@@ -181,12 +181,12 @@ def columns(
     """Return a column chart: for each label a column of each series, side by side. `across`: the title of the
     axis of labels; `values`: write each column's value on top; `narrow`: small enough for two plots next to
     each other."""
-    if not labels or not any(any(one.values) for one in series):
+    if not labels or not any(any(curve.values) for curve in series):
         return ""
     width = _NARROW if narrow else _WIDTH
     plot = _Canvas(width)
     top, bottom, left, right = 26.0, 200.0 if narrow else 250.0, 52.0, width - 10.0
-    ticks = _round_ticks(max(max(one.values) for one in series))
+    ticks = _round_ticks(max(max(curve.values) for curve in series))
     scale = (bottom - top) / ticks[-1]
     for tick in ticks:
         plot.line(left, bottom - tick * scale, right, bottom - tick * scale)
@@ -207,7 +207,7 @@ def columns(
             plot.text(middle, bottom + 16, label, "middle")
     plot.text((left + right) / 2, bottom + 34, across, "middle")
     if len(series) > 1:
-        plot.legend([(one.name, one.colour) for one in series], left, bottom + 50)
+        plot.legend([(curve.name, curve.colour) for curve in series], left, bottom + 50)
     told = []
     for one in series:
         some = [f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value]
@@ -258,8 +258,8 @@ def lines(series: Sequence[Series], times: Sequence[str], title: str) -> str:
         corners = [(at + side, value) for at, value in enumerate(one.values) for side in (0, 1)]
         plot.steps(((left + at * width, bottom - value * scale) for at, value in corners), one.colour)
     plot.times(times, left, width, bottom + 16)
-    plot.legend([(one.name, one.colour) for one in series], left, bottom + 32)
-    told = (f"{one.name}: between {min(one.values):,} and {max(one.values):,} %" for one in series)
+    plot.legend([(curve.name, curve.colour) for curve in series], left, bottom + 32)
+    told = (f"{curve.name}: between {min(curve.values):,} and {max(curve.values):,} %" for curve in series)
     return plot.drawn(title, told, bottom + 46)
 
 

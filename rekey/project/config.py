@@ -364,7 +364,7 @@ def load_config(path: Path) -> Config:
         hooks=_hooks(document.section("hooks")),
         proxy=_proxy(document.section("proxy")),
     )
-    if config.gates.margin_s < _SERVICE_S and any(one.is_https for one in config.accounts.values()):
+    if config.gates.margin_s < _SERVICE_S and any(account.is_https for account in config.accounts.values()):
         problem = f"is shorter than the {_SERVICE_S} s within which a request may still take effect"
         document.section("gates").fail("margin", problem, f'write at least margin = "{_SERVICE_S}s"')
     return config
@@ -622,10 +622,10 @@ def _aliases(section: Section) -> dict[str, str]:
 def _where(section: Section, *, vault_holds: str) -> SecretSource:
     """Read where a secret or a key is. `vault_holds`: what a Key Vault URL must name, `secret` or `key`."""
     section.allow(*SecretKind)
-    given = [kind for kind in SecretKind if kind in section.content]
-    if len(given) != 1:
+    secret_kinds = [kind for kind in SecretKind if kind in section.content]
+    if len(secret_kinds) != 1:
         section.fail("", "must have exactly one of env, file, key_vault", 'write for example env = "NAME"')
-    [kind] = given
+    [kind] = secret_kinds
     where = section.text(kind) or ""
     if kind is SecretKind.ENV and not _is_variable(where):
         cure = "write the variable's name, not the secret; a secret that was pasted here is no longer one"

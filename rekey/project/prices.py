@@ -33,7 +33,7 @@ class Prices:
     @property
     def missing(self) -> tuple[str, ...]:
         """The keys of `[prices]` that are not set."""
-        return tuple(one.name for one in fields(self) if getattr(self, one.name) is None)
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is None)
 
     def requests(self, counts: Mapping[str, int], *, batch_each: bool) -> float | None:
         """Return what requests cost, None when a price is missing.

@@ -85,8 +85,8 @@ def read_local(what: str, setting: str, source: SecretSource) -> bytes:
         try:
             content = Path(source.where).read_bytes()
         except OSError as error:
-            said = f"{source.where} cannot be read ({reason_of(error)})"
-            raise refusal("file-not-read", secret=what, said=said, setting=setting) from None
+            text = f"{source.where} cannot be read ({reason_of(error)})"
+            raise refusal("file-not-read", secret=what, said=text, setting=setting) from None
         # Editors and `echo` add a newline. Nothing else is ever trimmed.
         secret = content.removesuffix(b"\r\n" if content.endswith(b"\r\n") else b"\n")
     return _long_enough(what, setting, secret)

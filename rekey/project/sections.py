@@ -38,8 +38,8 @@ def seconds_of(text: str) -> int | None:
 
 
 def _amount(text: str, form: re.Pattern[str], units: Mapping[str, int]) -> int | None:
-    found = form.fullmatch(text.strip())
-    return None if found is None else int(found.group(1)) * units[found.group(2)]
+    match = form.fullmatch(text.strip())
+    return None if match is None else int(match.group(1)) * units[match.group(2)]
 
 
 def _line_of(text: str, names: list[str]) -> int:
@@ -54,10 +54,10 @@ def _line_of(text: str, names: list[str]) -> int:
     # Lines of a multi-line text may look like keys.
     text = _TEXTS.sub(lambda found: "\n" * found[0].count("\n"), text)
     for number, content in enumerate(text.split("\n"), 1):
-        if (found := _HEADER.match(content)) is not None:
-            path = table = _names_in(found[1])
-        elif (found := _KEY.match(content)) is not None:
-            path = table + _names_in(found[1])
+        if (match := _HEADER.match(content)) is not None:
+            path = table = _names_in(match[1])
+        elif (match := _KEY.match(content)) is not None:
+            path = table + _names_in(match[1])
         else:
             continue
         depth = max(at for at in range(len(names) + 1) if path[:at] == names[:at])
@@ -99,7 +99,7 @@ class Section:
         for key in self.content:
             if key not in keys:
                 what = "key" if self.name else "section"
-                near = get_close_matches(key.lower(), [str(one) for one in keys], 1, 0.7)
+                near = get_close_matches(key.lower(), [str(key) for key in keys], 1, 0.7)
                 instead = f"write {near[0]}" if near else "remove it"
                 self.fail(key, f"unknown {what}", f"{instead}; known here: {', '.join(keys)}")
 

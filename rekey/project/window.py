@@ -27,9 +27,9 @@ class Window:
     def of(cls, text: str) -> Window:
         """Parse `02:00-04:00` (every day), `Sat 02:00-04:00`, `Mon-Fri 22:00-06:00` or `Sat,Sun 01:00-05:00
         Europe/Berlin`; UTC without a zone. Raises ValueError for any other text."""
-        found = _WINDOW.fullmatch(" ".join(text.split()))
+        match = _WINDOW.fullmatch(" ".join(text.split()))
         try:
-            days, *times, zone = found.groups() if found else ()
+            days, *times, zone = match.groups() if match else ()
             begins, ends = map(time.fromisoformat, times)
             on = _days(days)
         except ValueError:

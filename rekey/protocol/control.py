@@ -217,13 +217,13 @@ class ControlStore:
         if not self.group:
             own = await self.read()
             return [] if own is None else [own]
-        found: list[ControlRow] = []
+        control_rows: list[ControlRow] = []
         try:
             async for page in self._table.scan(KeyRange.of_rows(self._key.partition)):
-                found += [from_row(row) for row in page.rows]
+                control_rows += [from_row(row) for row in page.rows]
         except TableMissing:
             return []
-        return found
+        return control_rows
 
     async def create(self, control: ControlRow) -> ControlRow:
         """Insert the control row if there is none; return the row in the store afterwards. A row that existed
@@ -242,10 +242,10 @@ class ControlStore:
                 )
         await self._service.create_table(CONTROL_TABLE)
         at, move_id = await self._service.server_time(), secrets.token_hex(16)
-        made = replace(control, group=self.group, updated_at=at, move_id=move_id, etag="")
+        control_row = replace(control, group=self.group, updated_at=at, move_id=move_id, etag="")
         problem: Exception | None = None
         try:
-            await self._table.insert(to_row(made))
+            await self._table.insert(to_row(control_row))
         except RowExists:
             pass  # of an earlier run, this insert (answer lost), or another runner: read it
         except (Ambiguous, Unavailable) as error:
@@ -271,28 +271,28 @@ class ControlStore:
             raise self._gone()
         rows = [row]
         if self.group and is_joint(now, then):
-            rows += [one for one in await self.members() if one.script_id != row.script_id]
+            rows += [member for member in await self.members() if member.script_id != row.script_id]
             # A freeze is left for the phase that it came from by all rows that are in it.
             if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
-                rows = [one for one in rows if one.phase is now]
+                rows = [row for row in rows if row.phase is now]
             # Every other joint move is one of exactly `moves`: another runner may have added a row that
             # nothing was verified for.
-            elif strange := sorted(self.moves ^ {one.script_id for one in rows}):
+            elif strange := sorted(self.moves ^ {row.script_id for row in rows}):
                 raise Moved(
                     f"the group {self.group} is not what this command was begun with: {', '.join(strange)}",
                     kept="Nothing was changed.",
                     hint=f"`rekey status --group {self.group}`, then the same command again; `rekey rollback"
                     f" {strange[0]} --to source --drop-targets` takes a script out of the group",
                 )
-        for one in rows:
-            if one.phase is not now:
+        for control_row in rows:
+            if control_row.phase is not now:
                 raise Moved(
-                    f"the control row of {one.script_id} says `{one.phase}`, not `{now}`",
+                    f"the control row of {control_row.script_id} says `{control_row.phase}`, not `{now}`",
                     kept="Nothing was changed.",
-                    hint=f"`rekey status {one.script_id}` shows where the migration is",
+                    hint=f"`rekey status {control_row.script_id}` shows where the migration is",
                 )
         at, move_id = await self._service.server_time(), secrets.token_hex(16)
-        return await self._replace(rows, [moved(one, then, at=at, move_id=move_id) for one in rows])
+        return await self._replace(rows, [moved(row, then, at=at, move_id=move_id) for row in rows])
 
     async def fence(self) -> ControlRow | None:
         """Make every earlier unanswered move fail, whenever it arrives. Return the row afterwards, which a

@@ -137,18 +137,18 @@ class Journal:
     async def end(self, ids: Sequence[EntityKey]) -> None:
         """Remove intents; missing ones are no error."""
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
-            some = ids[start : start + MAX_BATCH_OPERATIONS]
-            if len(some) > 1:
-                rows: list[Row] = [{PARTITION_KEY: one.partition, ROW_KEY: one.row} for one in some]
+            keys = ids[start : start + MAX_BATCH_OPERATIONS]
+            if len(keys) > 1:
+                rows: list[Row] = [{PARTITION_KEY: one.partition, ROW_KEY: one.row} for one in keys]
                 try:
                     await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
                 except RowMissing:
                     pass  # some were removed meanwhile, which failed the transaction: one by one
                 else:
                     continue
-            for one in some:
+            for key in keys:
                 with suppress(RowMissing):
-                    await self.table.delete(one)
+                    await self.table.delete(key)
 
     async def end_if(self, intent: Intent) -> bool:
         """Remove an intent unless it changed since it was read; False when it did, True when it is gone."""

@@ -187,7 +187,7 @@ class Propagator:
             writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
             if room_for:
                 # Another key is announced, not this one: a delayed write must be harmless here.
-                writes = [one for one in writes if one[0].partition == room_for[-1].partition]
+                writes = [write for write in writes if write[0].partition == room_for[-1].partition]
                 if not any(place.table == 0 and operation.etag for place, operation in writes):
                     return set()
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
@@ -227,7 +227,7 @@ class Propagator:
 
     async def read(self, targets: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
         """Read replica rows, `width` at a time."""
-        gets = [partial(self.table(one.table).get, one.key) for one in targets]
+        gets = [partial(self.table(target.table).get, target.key) for target in targets]
         return dict(zip(targets, await in_turns(gets, self.width), strict=True))
 
     async def apply_all(self, writes: Writes, tally: Tally) -> bool:
@@ -293,7 +293,7 @@ class Propagator:
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
-        secondary = {one for one in listed if one.table in self.mapper.together and one.table > 0}
+        secondary = {target for target in listed if target.table in self.mapper.together and target.table > 0}
         for _ in range(MAX_ROUNDS):
             # Main rows first: while a main row's ETag holds, its secondary rows are those read after it.
             rows = await self.read(sorted(listed - secondary)) | await self.read(sorted(secondary))
@@ -349,7 +349,7 @@ class Propagator:
         main_keys = {target.key for target in listed if target.table == 0}
         pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
         # A listed main key may have passed on, to a row whose index row is under the same key.
-        pointers = {one for one in sorted(pointers) if await self.is_owner(source_key, one)}
+        pointers = {pointer for pointer in sorted(pointers) if await self.is_owner(source_key, pointer)}
         for target, row in found.items():
             if target.table == 0:
                 mine = target in expected or await self.is_owner(source_key, target.key)

@@ -170,13 +170,13 @@ class Registry:
             ServiceError: the restricted store failed.
         """
         within = KeyRange(EntityKey(self.script_id, CLIENT_PREFIX), EntityKey(self.script_id, _BEHIND_ALL))
-        found: list[ClientRow] = []
+        client_rows: list[ClientRow] = []
         try:
             async for page in self._table.scan(within):
-                found += [from_row(row) for row in page.rows]
+                client_rows += [from_row(row) for row in page.rows]
         except TableMissing:
             return []
-        return found
+        return client_rows
 
     async def beat(self, client: ClientRow) -> None:
         """Write the client's row, replacing the present one; create the table if there is none yet."""

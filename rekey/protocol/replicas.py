@@ -117,7 +117,9 @@ def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Wr
     if main is None:
         return writes
     place = TargetKey(0, *key_of(main))
-    beside = [one for one, _ in writes if one.table in together and one.partition == place.partition]
+    beside = [
+        target for target, _ in writes if target.table in together and target.partition == place.partition
+    ]
     if not beside or place in beside:
         return writes
     # So the main row's ETag is the version of all of them; hence main rows are read before their secondary
@@ -141,7 +143,7 @@ def lacks_main(group: Writes, seen: Seen, together: Collection[int]) -> bool:
 def pointed(rows: Iterable[Row | None], partition: str) -> set[EntityKey]:
     """Return the main keys of a partition that secondary rows point to."""
     pointers = {pointer_of(row) for row in rows if row is not None and MAIN_ROW_KEY in row}
-    return {one for one in pointers if one.partition == partition}
+    return {pointer for pointer in pointers if pointer.partition == partition}
 
 
 def transactions(writes: Writes, together: Collection[int]) -> list[Writes]:

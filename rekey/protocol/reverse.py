@@ -52,7 +52,7 @@ class ReversePropagator(Propagator):
         claim the same old key."""
         if forward is None:
             return None
-        rows = await self.read(sorted(one for one in forward.targets if one.table == 0))
+        rows = await self.read(sorted(target for target in forward.targets if target.table == 0))
         present = [
             row for row in rows.values() if row is not None and await self.holder(row) == forward.source
         ]
@@ -141,5 +141,5 @@ class ReversePropagator(Propagator):
         return await self.authority(await self.mapping.forward(source_key))
 
     async def _read_replicas(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
-        indexes = (one for one in listed if one.table > 0)
+        indexes = (target for target in listed if target.table > 0)
         return await super()._read_replicas(source_key, frozenset({source_place(source_key), *indexes}))

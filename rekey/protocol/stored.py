@@ -70,4 +70,4 @@ def read(kind: type, row: Row) -> dict[str, Any]:
 
 @cache
 def _columns(kind: type) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]
+    return [(field.name, field.metadata) for field in fields(kind) if "column" in field.metadata]

@@ -67,11 +67,11 @@ def reply_to_write(
         batch: the transaction, if it is one.
     """
     requests = (asked,) if batch is None else batch.parts
-    told = [
-        _told(one, operation, done_answer(operation, etag, _preference(one)), base, account)
-        for one, operation, etag in zip(requests, write.operations, etags, strict=True)
+    answers = [
+        _told(incoming, operation, done_answer(operation, etag, _preference(incoming)), base, account)
+        for incoming, operation, etag in zip(requests, write.operations, etags, strict=True)
     ]
-    answer = told[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(told))
+    answer = answers[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(answers))
     return reply_of(asked.headers, answer, batch)
 
 
@@ -88,7 +88,7 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
     if "x-ms-client-request-id" in headers:
         common["x-ms-client-request-id"] = headers["x-ms-client-request-id"]
     if answer.status == HTTPStatus.ACCEPTED:
-        ids = [one.headers.get("content-id", "") for one in batch.parts] if batch is not None else []
+        ids = [part.headers.get("content-id", "") for part in batch.parts] if batch is not None else []
         parts = []
         for number, part in enumerate(answer.parts):
             done = _worded(part, request_id, "")
@@ -124,8 +124,8 @@ def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
 
 
 def _preference(asked: Incoming) -> str:
-    said = asked.headers.get("prefer", "").lower()
-    return said if said in ("return-content", _NO_CONTENT) else ""
+    text = asked.headers.get("prefer", "").lower()
+    return text if text in ("return-content", _NO_CONTENT) else ""
 
 
 def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
@@ -137,8 +137,8 @@ def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, acco
     headers = {**answer.headers, "Location": f"{base}/{path}"}
     if answer.status == HTTPStatus.NO_CONTENT:
         return replace(answer, headers={**headers, "DataServiceId": f"{base}/{path}"})
-    found = _LEVEL.search(asked.headers.get("accept", ""))
-    level = found[1].lower() if found else "minimalmetadata"
+    match = _LEVEL.search(asked.headers.get("accept", ""))
+    level = match[1].lower() if match else "minimalmetadata"
     headers["Content-Type"] = f"application/json;odata={level};streaming=true;charset=utf-8"
     row = _row(operation.row, answer.headers.get("ETag", ""), level, base, account, asked.table, path)
     return replace(answer, headers=headers, body=json.dumps(row).encode("ascii"))
@@ -150,9 +150,9 @@ def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, p
     kept = written_form(row).row
     if level == _NONE:
         kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
-    if found := _TIME.fullmatch(etag):
+    if match := _TIME.fullmatch(etag):
         kept |= {TIMESTAMP + TYPE_SUFFIX: DATETIME} if level == _FULL else {}
-        kept[TIMESTAMP] = unquote(found["time"])
+        kept[TIMESTAMP] = unquote(match["time"])
     if level == _NONE:
         return kept
     told = {"odata.metadata": f"{base}/$metadata#{table}/@Element", ETAG: etag}

@@ -52,28 +52,28 @@ def read_batch(asked: Incoming, account: str) -> Batch:
     if not is_query:
         operations = _parts(content, headers.get("content-type", ""), MAX_BATCH_OPERATIONS)
         if len(operations) > MAX_BATCH_OPERATIONS:
-            said = "The batch request operation exceeds the maximum 100 changes per change set."
-            raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # the service's index
+            text = "The batch request operation exceeds the maximum 100 changes per change set."
+            raise rejected("InvalidInput", text, MAX_BATCH_OPERATIONS - 1)  # the service's index
         inner = [_head(part) for part in operations]
-    found = [_request(headers, content, account) for headers, content in inner]
-    for one in found:
-        if one.is_read is not is_query:
+    incomings = [_request(headers, content, account) for headers, content in inner]
+    for incoming in incomings:
+        if incoming.is_read is not is_query:
             raise _invalid("a changeset has writes alone, and a query stands alone")
-        if is_query and one.content:  # it could contain another request line
+        if is_query and incoming.content:  # it could contain another request line
             raise _invalid("a query has no body")
-        if one.table.lower() != found[0].table.lower():
+        if incoming.table.lower() != incomings[0].table.lower():
             raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
-    return Batch(tuple(found), is_query)
+    return Batch(tuple(incomings), is_query)
 
 
 def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, bytes]:
     """Return Content-Type and body of a batch for the account. It is written anew from what was read, so that
     the account cannot read it differently; `address` returns a part's address upstream."""
     mark, parts = uuid4().hex, list[_Part]()
-    for one in batch.parts:
-        length = {"content-length": str(len(one.content))} if one.content else {}
-        line = f"{one.sent_method} {address(one)} HTTP/1.1"
-        parts.append((line, {**one.headers, **length}.items(), one.content))
+    for part in batch.parts:
+        length = {"content-length": str(len(part.content))} if part.content else {}
+        line = f"{part.sent_method} {address(part)} HTTP/1.1"
+        parts.append((line, {**part.headers, **length}.items(), part.content))
     outer = f"batch_{mark}"
     return _multipart(outer, outer if batch.is_query else f"changeset_{mark}", parts)
 
@@ -104,10 +104,10 @@ def _multipart(outer: str, inner: str, parts: Iterable[_Part]) -> tuple[str, byt
 def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
     """Return the parts of a multipart body, at most one more than `most`. Boundaries are whole lines, ended
     by CRLF or, as some clients write them, LF."""
-    found = _BOUNDARY.fullmatch(content_type.strip())
-    if found is None:
+    match = _BOUNDARY.fullmatch(content_type.strip())
+    if match is None:
         raise _invalid("the content type names no boundary")
-    mark = re.escape((found[1] or found[2]).encode())
+    mark = re.escape((match[1] or match[2]).encode())
     pieces = re.split(rb"(?:\A|\r?\n)--" + mark + rb"(--)?[ \t]*(?=\r?\n|\Z)", body, maxsplit=most + 2)
     if len(pieces) == 2 * (most + 2) + 1:
         return pieces[2 : 2 * (most + 2) : 2]
@@ -119,10 +119,10 @@ def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
 
 
 def _head(part: bytes) -> tuple[dict[str, str], bytes]:
-    found = _BLANK.search(part)
-    if found is None:
+    match = _BLANK.search(part)
+    if match is None:
         raise _invalid("a part has no end of its headers")
-    return _headers(part[: found.start()]), part[found.end() :]
+    return _headers(part[: match.start()]), part[match.end() :]
 
 
 def _headers(lines: bytes) -> dict[str, str]:
@@ -140,11 +140,11 @@ def _request(part: dict[str, str], content: bytes, account: str) -> Incoming:
     if not part.get("content-type", "").lower().startswith("application/http"):
         raise _invalid("a part is no application/http")
     line, _, rest = content.partition(b"\n")
-    found = _REQUEST.fullmatch(line.rstrip(b"\r").decode("latin-1"))
-    if found is None:
+    match = _REQUEST.fullmatch(line.rstrip(b"\r").decode("latin-1"))
+    if match is None:
         raise _invalid("a part begins with no request line")
     headers, body = _head(rest) if _BLANK.search(rest) else (_headers(rest.strip()), b"")
-    asked = parse(found[1], inner_target(found[2]), headers.items(), account)
+    asked = parse(match[1], inner_target(match[2]), headers.items(), account)
     if asked.kind not in _WITHIN:
         raise _invalid("a batch has operations on rows alone")
     return replace(asked, content=body.strip())

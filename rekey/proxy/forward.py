@@ -110,8 +110,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError, TimeoutError) as failed:
             name = type(failed).__name__
             if reads or not sending.begun:
-                said = f"nothing was done: the account did not answer ({name})"
-                raise Unavailable(said, code=name) from None
+                text = f"nothing was done: the account did not answer ({name})"
+                raise Unavailable(text, code=name) from None
             raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
 
     async def close(self) -> None:

@@ -98,8 +98,8 @@ class Handler:
         seconds = time.monotonic() - began
         self.meter.count(kind, answered.status, seconds, carried=carried)
         figures = {"status": answered.status, "ms": round(1000 * seconds), "carried": carried}
-        said = "GET" if one.asked is None else one.asked.method
-        _LOG.info("%s %s -> %d", said, kind, answered.status, extra={"event": "proxied", "figures": figures})
+        text = "GET" if one.asked is None else one.asked.method
+        _LOG.info("%s %s -> %d", text, kind, answered.status, extra={"event": "proxied", "figures": figures})
         return answered
 
     def _refused(self, one: _One, error: BaseException | None) -> web.StreamResponse:
@@ -209,8 +209,8 @@ class Handler:
         async with upstream.send("GET", path, headers, None, reads=True) as response:
             body = await response.read()
         if response.status != HTTPStatus.OK:
-            said = "stored access policies could not be read (%d)"
-            _LOG.warning(said, response.status, extra={"event": "policies"})
+            text = "stored access policies could not be read (%d)"
+            _LOG.warning(text, response.status, extra={"event": "policies"})
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unavailable("the stored access policies could not be read", code=str(response.status))
         try:
@@ -370,12 +370,12 @@ class Handler:
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
         if one.token:
-            said = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
-            raise rejected("AuthorizationFailure", said, status=403)
+            text = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
+            raise rejected("AuthorizationFailure", text, status=403)
         for each in (asked, *requests):
             if not _TIMEOUT.fullmatch(each.parameters.get("timeout", "0")):
-                said = "The value of the parameter timeout is no number of seconds."
-                raise rejected("InvalidQueryParameterValue", said)
+                text = "The value of the parameter timeout is no number of seconds."
+                raise rejected("InvalidQueryParameterValue", text)
         for each in requests:
             if is_atom(each):
                 raise rejected("AtomFormatNotSupported", _NO_ATOM, status=415)

@@ -151,16 +151,16 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
 
 def host_in(target: str) -> str:
     """Return host and port of a request target that is a whole URL; "" for any other target."""
-    found = _ABSOLUTE.fullmatch(target)
-    return "" if found is None else found["host"]
+    match = _ABSOLUTE.fullmatch(target)
+    return "" if match is None else match["host"]
 
 
 def origin_form(target: str) -> str:
     """Return path and query of a target that is a whole URL (RFC 9112, 3.2.2), else the target."""
-    found = _ABSOLUTE.fullmatch(target)
-    if found is None:
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None:
         return target
-    rest = found["rest"] or "/"
+    rest = match["rest"] or "/"
     return rest if rest.startswith("/") else f"/{rest}"
 
 
@@ -236,8 +236,8 @@ def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
         return Kind.BATCH, "", None
     if resource in ("Tables", "Tables()"):
         return Kind.TABLES, "", None
-    if found := _ONE_TABLE.fullmatch(resource):
-        return Kind.TABLE, found["table"], None
+    if match := _ONE_TABLE.fullmatch(resource):
+        return Kind.TABLE, match["table"], None
     row = key_in(resource)
     name = resource.removesuffix("()") if row is None else row[0]
     if not _TABLE.fullmatch(name) or name.lower() == "tables":

@@ -83,8 +83,8 @@ class Routes:
         """
         route = self._routes.get(caller, self._routes[""]).get(table.lower(), Route(table))
         if route is None:
-            said = "This name is an alias of a table of a migration that this proxy does not follow."
-            raise rejected("alias-not-followed", said, status=403)
+            text = "This name is an alias of a table of a migration that this proxy does not follow."
+            raise rejected("alias-not-followed", text, status=403)
         return route
 
     async def close(self) -> None:

@@ -43,8 +43,8 @@ _LAST_S = 1.0
 def access_of(config: Config) -> Access:
     """Return whose requests the project's proxy grants. Raises SecretMissing and, for a bad key or when
     nobody could use the proxy, ConfigurationError."""
-    said, keys = config.proxy.access, {}
-    for name, source in said.keys.items():
+    proxy_access, keys = config.proxy.access, {}
+    for name, source in proxy_access.keys.items():
         setting = f"`[proxy.access.keys.{name}]`"
         try:
             keys[name] = base64.b64decode(read_local(f"key `{name}`", setting, source), validate=True)
@@ -55,12 +55,12 @@ def access_of(config: Config) -> Access:
                 f"key `{name}` is no account key of at least {MINIMUM_BYTES} bytes in base64",
                 hint=f"make one with `openssl rand -base64 48` and put it where {setting} says",
             )
-    if not keys and not said.bearer_tokens:
+    if not keys and not proxy_access.bearer_tokens:
         raise ConfigurationError(
             "nobody may use the proxy: no key is configured, and bearer tokens are not taken",
             hint="add a section [proxy.access.keys.NAME], with an account key of your own for an application",
         )
-    return Access(config.tables.name, keys, said.bearer_tokens)
+    return Access(config.tables.name, keys, proxy_access.bearer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,17 @@ async def proxying(
         longest_operation_s=limits.longest_operation_s,
         freeze_wait_s=limits.freeze_wait_s,
     )
-    followed = [Prepared.of(config, one) for one in declared]
+    followed = [Prepared.of(config, script) for script in declared]
     plan = partial(Plan, name=limits.name, settings=times)
     others = [table for one in not_followed for table in (one.migration.source, *one.migration.tables)]
     routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views, others)
-    said = config.proxy.access.token
-    token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
-    mappers = {one.declared.migration.source: one.mapper for one in followed} if token else {}
+    secret_source = config.proxy.access.token
+    token = (
+        None
+        if secret_source is None
+        else read_local("the token for new keys", "[proxy.access.token]", secret_source)
+    )
+    mappers = {prepared.declared.migration.source: prepared.mapper for prepared in followed} if token else {}
     accounts = connect(config)
 
     async def read(table: str, key: EntityKey) -> Row | None:
@@ -201,13 +205,13 @@ async def until_told(
             loop.remove_reader(0)
             end()
 
-    async with context as found:
+    async with context as listening:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
         if ends_with_input:
             loop.add_reader(0, look)
-        started(found)
+        started(listening)
         await told.wait()
-        found.health.ready = False
+        listening.health.ready = False
         _LOG.info("ending: not ready from now on", extra={"event": "stopping"})
         await asyncio.sleep(drain_s)

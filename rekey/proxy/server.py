@@ -66,7 +66,7 @@ def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, 
     RowRefused."""
     found = mapper.target_keys(key)
     if found is None and row is not None:
-        found = [(made.table, key_of(made.row)) for made in mapper.map(row)]
+        found = [(target_row.table, key_of(target_row.row)) for target_row in mapper.map(row)]
     if found is None:
         return None
     return [

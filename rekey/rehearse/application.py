@@ -142,15 +142,15 @@ class Application:
         self._write(self._writable, insert, delete, self._replace_in_target)
 
     def _insert_in_target(self, row: Row) -> Row | None:
-        made = self._mapper.map(row)
+        target_rows = self._mapper.map(row)
         try:
             # Rollback can only restore what the target row says of its source row.
-            back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
-            if self._mapper.map(back) != made:
+            back = self._mapper.reverse(target_rows[0].row, self._mapper.source_key(target_rows[0].row), None)
+            if self._mapper.map(back) != target_rows:
                 return None
         except RowRefused:
             return None
-        self._create_in_target(made)
+        self._create_in_target(target_rows)
         return content_of(back)
 
     def _create_in_target(self, made: Sequence[TargetRow]) -> None:
@@ -166,7 +166,9 @@ class Application:
         if not self._comes_back(row, changed, before[0].row, after[0].row):
             return False
         stays = {(table, key_of(made)) for table, made in after}
-        self._delete_in_target([one for one in before if (one.table, key_of(one.row)) not in stays])
+        self._delete_in_target(
+            [target_row for target_row in before if (target_row.table, key_of(target_row.row)) not in stays]
+        )
         self._create_in_target(after)
         return True
 

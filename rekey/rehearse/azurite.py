@@ -114,8 +114,8 @@ def _major_version(program: str) -> int:
 def find_azurite(node: Node) -> Path:
     """Return the entry script of the pinned Azurite's table service, installing it by its lock file if
     needed, in `$REKEY_AZURITE_DIR` or the user's cache folder. Raises as `find_node`."""
-    if found := installed_azurite():
-        return found
+    if path := installed_azurite():
+        return path
     own = _own_folder()
     npm = node.npm or _packaged_node().npm
     command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
@@ -248,13 +248,13 @@ class Azurite:
                 ]
                 # A subclass may have one account for all.
                 self.tables, self.targets, self.restricted = accounts * (3 // len(accounts))
-                said = _wait_until_ready(self._process, home / _LOG)
-                if not said:
+                text = _wait_until_ready(self._process, home / _LOG)
+                if not text:
                     return self
                 _end(self._process)
-                if "EADDRINUSE" not in said:
+                if "EADDRINUSE" not in text:
                     break
-            raise _not_started(said)
+            raise _not_started(text)
         except BaseException:
             self.__exit__()
             raise
@@ -367,24 +367,24 @@ def start_in_background(port: int) -> bool:
             # It inherits the lock for its lifetime, so that no other process with the same id is ever killed.
             process = _launch(program, port, log, "", stdin=subprocess.DEVNULL, lock=[lock])
             os.pwrite(lock, f"{process.pid}\n".encode(), 0)
-            said = _wait_until_ready(process, log)
-            if not said:
+            text = _wait_until_ready(process, log)
+            if not text:
                 return True
             _end(process)
-    if "EADDRINUSE" in said:
+    if "EADDRINUSE" in text:
         raise ConfigurationError(
             f"another program has port {port} of {_HOST}",
             hint="if that is an Azurite, use it; or say another port with --port, and in rekey.toml",
         )
-    raise _not_started(said)
+    raise _not_started(text)
 
 
 def running_in_background() -> list[int]:
     """Return the ports of running Azurites that `start_in_background` started."""
     ports = [
-        int(found[1])
+        int(match[1])
         for path in _own_folder().glob("*.lock")
-        if (found := _LOCK_OF_PORT.fullmatch(path.name))
+        if (match := _LOCK_OF_PORT.fullmatch(path.name))
     ]
     running = []
     for port in sorted(ports):

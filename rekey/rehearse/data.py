@@ -236,7 +236,7 @@ class DataFile:
         for at, head in enumerate(header):
             if head.endswith(_TYPE_COLUMNS):
                 continue
-            name, _, said = head.strip().partition(":")
+            name, _, text = head.strip().partition(":")
             if name.lower() in _SERVER_OWNED[Format.CSV]:
                 self._noted[Note.SERVER_OWNED] += 1
                 continue
@@ -246,7 +246,7 @@ class DataFile:
                     f"give every column a name of its own: {_HEADER}",
                 )
             types = [header.index(name + end) for end in _TYPE_COLUMNS if name + end in header]
-            columns[name] = _Column(name, at, type_named(said) if said else "", types)
+            columns[name] = _Column(name, at, type_named(text) if text else "", types)
             if name in _KEYS and columns[name].edm not in ("", STRING):
                 raise BadRow(f"{name} is not Edm.String", "keys are text")
         for key in _KEYS:

@@ -101,7 +101,7 @@ class Project:
         self.folder, self._program = folder, program
         self.state_path = folder / ".rekey" / "state.sqlite"
         self.scripts = _needed_scripts(script)
-        names = sorted({name for one in self.scripts for name in required_secrets(one.migration)})
+        names = sorted({name for script in self.scripts for name in required_secrets(script.migration)})
         self._variables = {name: f"REHEARSAL_SECRET_{number}" for number, name in enumerate(names, start=1)}
         self._environment = {variable: secrets.token_hex(32) for variable in self._variables.values()}
         self._environment[_WRAPPING_KEY] = secrets.token_hex(32)
@@ -130,7 +130,7 @@ class Project:
     @property
     def is_elsewhere(self) -> bool:
         """Whether a script has a table in the target account."""
-        return any(one.migration.is_elsewhere for one in self.scripts)
+        return any(script.migration.is_elsewhere for script in self.scripts)
 
     def write(
         self,
@@ -164,7 +164,7 @@ class Project:
         (self.folder / "rekey.toml").write_text(configuration, "utf-8")
         to = self.folder / "migrations"
         to.mkdir()
-        wanted = {one.path.name for one in self.scripts}
+        wanted = {script.path.name for script in self.scripts}
         try:
             for path in self.declared.path.parent.iterdir():
                 is_script = path.is_file() and path.suffix == ".py"
@@ -181,7 +181,9 @@ class Project:
 
     def _keep_needed(self, stem: str, copy: Path) -> None:
         """Reduce a script that declares several migrations to the rehearsed ones."""
-        if kept := [one.migration.source for one in self.scripts if one.path.stem == stem != one.script_id]:
+        if kept := [
+            script.migration.source for script in self.scripts if script.path.stem == stem != script.script_id
+        ]:
             with copy.open("a", encoding="utf-8") as file:
                 file.write(f"\nmigrations = {{name: migrations[name] for name in {kept!r}}}\n")
 
@@ -259,4 +261,4 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     for one in reversed(known):  # each after all that depend on it
         if one.script_id in needed:
             needed.update(one.depends)
-    return tuple(one for one in known if one.script_id in needed)
+    return tuple(script for script in known if script.script_id in needed)

@@ -52,7 +52,7 @@ class RehearsalReport:
         for title, sentences in listed.items():
             if sentences:
                 lines += ["", f"{title}:"]
-                lines += [line for one in sentences for line in wrapped(one, first="  - ")]
+                lines += [line for sentence in sentences for line in wrapped(sentence, first="  - ")]
         if self.kept:
             lines += ["", f"Kept: {self.kept}"]
             lines += ["  (configuration, state file, what the commands printed, and the tables' rows)"]

@@ -95,17 +95,17 @@ class Life:
 
     def take_dependencies_through(self) -> None:
         """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
-        for one in self.project.scripts[:-1]:
-            self._say("dependency", script=self._script_id, needed=one.script_id)
-            source = one.migration.source
+        for script in self.project.scripts[:-1]:
+            self._say("dependency", script=self._script_id, needed=script.script_id)
+            source = script.migration.source
             self.witness.service(source).create_table_if_not_exists(own_name(source))
-            self._run("apply", one.script_id)
-            self._run("verify", one.script_id, "--mode", "full")
-            self._run(*apply_to(one.named, Phase.COMPLETE).split(), "--writers-stopped")
-            if one.migration.is_maintained:
-                self._run("verify", one.script_id, "--mode", "full")
-                self._run(*hand_over(one.script_id))
-            self._leave_out("dependency", needed=one.script_id)
+            self._run("apply", script.script_id)
+            self._run("verify", script.script_id, "--mode", "full")
+            self._run(*apply_to(script.named, Phase.COMPLETE).split(), "--writers-stopped")
+            if script.migration.is_maintained:
+                self._run("verify", script.script_id, "--mode", "full")
+                self._run(*hand_over(script.script_id))
+            self._leave_out("dependency", needed=script.script_id)
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Life:
 
         def look() -> None:
             if now := {segment.id: segment.rows for segment in self.project.segments(BACKFILL)}:
-                looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
+                looks.append(all(now.get(segment.id, -1) >= segment.rows for segment in killed_at))
 
         self._run_live("apply", self._script_id, why="resume", during=look)
         ended = self.project.segments(BACKFILL)
@@ -199,9 +199,9 @@ class Life:
         self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
             self.application.write_target()
-        told = self.application.told()
+        text = self.application.told()
         self._run("rollback", *self._named, "--writers-stopped", why="rollback")
-        self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
+        self._same(f"After the rollback, with {text} made in the target", after_cutover=True)
         self._say("again")
         self._cut_over_again()
 

@@ -219,7 +219,7 @@ def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict
     for _, expression in migration.key_expressions():
         kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
         for node in expression.walk():
-            operands = [one.name for one in node.operands() if isinstance(one, Prop)]
+            operands = [operand.name for operand in node.operands() if isinstance(operand, Prop)]
             match node:
                 case Date() | Ticks() | InvertedTicks() | InvertedSeconds():
                     kinds |= dict.fromkeys(operands, DATETIME)
@@ -237,8 +237,8 @@ def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict
 def _kinds(migration: Migration) -> dict[str, str]:
     """Return the EDM types of the properties that property operations name."""
     kinds: dict[str, str] = {}
-    operations = [one for filled in migration.filled for one in filled.properties]
-    old_names = {one.new: one.old for one in operations if isinstance(one, Rename)}
+    operations = [prop for filled in migration.filled for prop in filled.properties]
+    old_names = {operation.new: operation.old for operation in operations if isinstance(operation, Rename)}
     for operation in operations:
         match operation:
             case Keep(names):

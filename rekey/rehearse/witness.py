@@ -165,8 +165,8 @@ class Witness:
         sentences = self._named(wrong)
         if not wrong and source_rows != len(must_hold):
             sentences.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
-        found = self.compare_targets(expected, may_linger=may_linger, after_cutover=after_cutover)
-        return replace(found, source_rows=source_rows, wrong=(*sentences, *found.wrong))
+        finding = self.compare_targets(expected, may_linger=may_linger, after_cutover=after_cutover)
+        return replace(finding, source_rows=source_rows, wrong=(*sentences, *finding.wrong))
 
     def compare_targets(
         self,
@@ -213,7 +213,7 @@ class Witness:
         there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
         looked_at, missing = 0, 0
         for row in self.rows(self.source_name):
-            if not any(key_of(row) in one for one in claimed):
+            if not any(key_of(row) in key_range for key_range in claimed):
                 continue
             looked_at += 1
             missing += key_of(self.mapper.map(row)[0].row) not in there

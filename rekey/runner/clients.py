@@ -92,8 +92,8 @@ class Clients:
     def closed_by_refusing(self) -> list[str]:
         """Return, as a list, the reason that live clients refuse dual writes; empty when none does."""
         refusing = [row for row in self.live if row.refuses]
-        said = "clients of the application were made with another declaration or other secrets"
-        return [f"{said}: {named(refusing, self.now)}"] if refusing else []
+        text = "clients of the application were made with another declaration or other secrets"
+        return [f"{text}: {named(refusing, self.now)}"] if refusing else []
 
 
 def named(rows: Sequence[ClientRow], now: int) -> str:
@@ -183,10 +183,10 @@ async def wait_for_clients(
             if not waiting:
                 return len(clients.live)
             if deadline.over:
-                said = f"{_have_not(waiting)} followed to epoch {control.epoch} (`{control.phase}`)"
-                said += f": {named(waiting, clients.now)}"
+                text = f"{_have_not(waiting)} followed to epoch {control.epoch} (`{control.phase}`)"
+                text += f": {named(waiting, clients.now)}"
                 longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
-                raise refusal("clients-behind", run=run, deadline=deadline, said=said, longest=longest)
+                raise refusal("clients-behind", run=run, deadline=deadline, said=text, longest=longest)
             wait.look(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
 
@@ -226,8 +226,8 @@ async def forget_ended(run: Run) -> None:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
         # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
-        said = "rows of clients that ended could not be removed; the next command tries again"
-        run.progress.note(said, "clients-not-purged")
+        text = "rows of clients that ended could not be removed; the next command tries again"
+        run.progress.note(text, "clients-not-purged")
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
@@ -288,8 +288,8 @@ async def unfrozen(run: Run) -> ControlRow | None:
     # Without waiting for clients first, unlike `move`: the same rules hold on both sides of the freeze, so a
     # client that has not seen it does no harm.
     row = await run.control.move(ControlPhase.FREEZE, back_to)
-    told = f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
-    run.progress.note(told, "freeze-left")
+    text = f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+    run.progress.note(text, "freeze-left")
     return row
 
 
@@ -456,11 +456,11 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 return settled
             if deadline.over:
                 oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
-                said = f"after {deadline.seconds:g} s the journal of {run.script_id} still holds"
-                said += f" {swept.left} intents{oldest}"
+                text = f"after {deadline.seconds:g} s the journal of {run.script_id} still holds"
+                text += f" {swept.left} intents{oldest}"
                 if swept.failed:
-                    raise refusal("journal-not-settled", said=said, swept=swept, hint=unsettled_hint(run))
-                raise refusal("journal-not-drained", said=said)
+                    raise refusal("journal-not-settled", said=text, swept=swept, hint=unsettled_hint(run))
+                raise refusal("journal-not-drained", said=text)
             wait.look(f"{swept.left:,} writes of the application that are under way")
             await run.clock.sleep(POLL_S)
 
@@ -486,7 +486,9 @@ class InFlight:
         if source_key in sources or not targets:
             return source_key in sources
         forward = await self._run.mapping.forward(source_key)
-        return forward is not None and any(one.table == 0 and one.key in targets for one in forward.targets)
+        return forward is not None and any(
+            target.table == 0 and target.key in targets for target in forward.targets
+        )
 
     async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
         await asyncio.sleep(0)  # calls of the same turn of the event loop share the scan

@@ -111,18 +111,18 @@ def _apply(
     session.count_anew()
     if session.options.accept_data_keys:
         # Before the plans: making one opens data keys.
-        _begun([one for one in script_ids if session.has_begun(one)], session.begin)
+        _begun([script_id for script_id in script_ids if session.has_begun(script_id)], session.begin)
     # All that can be refused, of all members, is refused before the first write.
     planned = {
-        one: _plan_before_first_write(session, one, check_rows=check_rows)
-        for one in script_ids
-        if not session.ledger.applied(one)
+        script_id: _plan_before_first_write(session, script_id, check_rows=check_rows)
+        for script_id in script_ids
+        if not session.ledger.applied(script_id)
     }
     runs = _begun(script_ids, session.begin)
     for run in runs:
         if run.script_id in planned:
             _keep_plan(run, planned[run.script_id], check_rows=check_rows)
-    before = {one: session.ledger.applied(one) for one in script_ids}
+    before = {script_id: session.ledger.applied(script_id) for script_id in script_ids}
     if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
         raise refusal("cut-over-already", script=script_ids[0])
     if not session.options.follow:
@@ -148,8 +148,8 @@ def _apply(
 def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
     """Open migrations by `session.begin` or `session.resume`, as one group if they are several."""
     # In the order of ids: two runners that want the same group cannot wait for each other's leases.
-    opened = {one: begin(one) for one in sorted(script_ids)}
-    runs = [opened[one] for one in script_ids]
+    opened = {script_id: begin(script_id) for script_id in sorted(script_ids)}
+    runs = [opened[script_id] for script_id in script_ids]
     held = [run.still_alone for run in runs]
 
     # Losing the lease of one member stops the work on all.
@@ -179,7 +179,7 @@ def _require_alone(session: Session, script_id: str, instead: str) -> None:
 def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
     """Raise Refused unless the group is whole: no file is gone, and all its scripts are in this project."""
     # A script that joins later is refused when its control row would be made (`ControlStore.create`).
-    stores = [session.opened(one).control for one in script_ids]
+    stores = [session.opened(script_id).control for script_id in script_ids]
     strange = sorted({row.script_id for row in session.do(stores[0].members())} - set(script_ids))
     if strange:
         raise refusal("group-not-whole", group=group, scripts=", ".join(strange))
@@ -447,7 +447,7 @@ def rollback_group(
     script_ids = members_of(session, group)
     _require_group(session, group, script_ids)
     known = {row.script_id for row in session.do(session.opened(script_ids[0]).control.members())}
-    begun = [one for one in script_ids if one in known or session.ledger.applied(one)]
+    begun = [script_id for script_id in script_ids if script_id in known or session.ledger.applied(script_id)]
     return _rollback(session, begun or script_ids, to=to, drop=drop, whole=True)
 
 
@@ -456,9 +456,9 @@ def _rollback(
 ) -> dict[str, list[Phase]]:
     # Read before `resume`: a rollback that was cut off after the move of the control row leaves `cutover` in
     # the ledger, and `resume` removes it.
-    cut_over = any(Phase.CUTOVER in session.ledger.applied(one) for one in script_ids)
+    cut_over = any(Phase.CUTOVER in session.ledger.applied(script_id) for script_id in script_ids)
     runs = _begun(script_ids, session.resume)
-    applied = [phase for one in script_ids for phase in session.ledger.applied(one)]
+    applied = [phase for script_id in script_ids for phase in session.ledger.applied(script_id)]
     if not whole and Phase.CUTOVER in applied:
         stopped = " --writers-stopped" if runs[0].is_delta else ""
         _require_alone(session, script_ids[0], f"rollback {runs[0].declared.named}{stopped}")
@@ -471,7 +471,7 @@ def _rollback(
         raise refusal("targets-undecided", script=named, targets=targets)
     for one in script_ids:
         session.ledger.require_way_back(one, downto)
-    undone: dict[str, list[Phase]] = {one: [] for one in script_ids}
+    undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:
             if Phase.CUTOVER in session.ledger.applied(run.script_id):

@@ -57,11 +57,11 @@ class Follower:
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
         self._keep()
         step = next_step("proceed-stopped" if run.is_delta else "proceed", script=run.script_id)
-        told = f"{run.script_id}: followed since {moment(self.since)}. Next: {step}"
+        text = f"{run.script_id}: followed since {moment(self.since)}. Next: {step}"
         if (window := run.config.follow.window) is not None:
             opens, closes = (moment(format_ticks(at)) for at in window.next(run.clock.ticks()))
-            told += f"; or by itself in the window from {opens} to {closes}"
-        run.progress.note(told, "following", script_id=run.script_id, since=self.since)
+            text += f"; or by itself in the window from {opens} to {closes}"
+        run.progress.note(text, "following", script_id=run.script_id, since=self.since)
         if kept and self._heard is not None and self._heard.script_id == run.script_id:
             said = f"`rekey proceed` of {moment(self._heard.said_at)} counts no more: say it again"
             run.progress.note(f"{run.script_id}: {said}", "warning")
@@ -125,8 +125,8 @@ class Follower:
             self._heard = said.proceed
             if said.proceed is not None and said.proceed.script_id == run.script_id:
                 run.state.audit("proceed", run.script_id, asdict(said.proceed))
-                told = f"{run.script_id}: `rekey proceed` of {moment(said.proceed.said_at)} was heard"
-                run.progress.note(told, "proceed-heard", script_id=run.script_id)
+                text = f"{run.script_id}: `rekey proceed` of {moment(said.proceed.said_at)} was heard"
+                run.progress.note(text, "proceed-heard", script_id=run.script_id)
                 return Call(said.proceed)
         window, ticks = run.config.follow.window, run.clock.ticks()
         if window is None:
@@ -179,8 +179,8 @@ class Follower:
             hint = str(after_findings(run.script_id, run.source.name, last.report, following=True))
         self._refusal = tuple(problem.reasons if isinstance(problem, GateClosed) else [problem.what])
         self._keep()
-        said = f"{run.script_id}: {problem.what}. It is followed as before. Next: {hint}"
-        run.progress.note(said, "cutover-refused", script_id=run.script_id, reasons=list(self._refusal))
+        text = f"{run.script_id}: {problem.what}. It is followed as before. Next: {hint}"
+        run.progress.note(text, "cutover-refused", script_id=run.script_id, reasons=list(self._refusal))
 
 
 def _plain(reason: str) -> str:
@@ -221,5 +221,5 @@ async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json(), following=True)
             differ = differing(wrong(report), " that ")
-            said = f"full verification found {differ}: the gate of cutover is closed. Next: {step}"
-            run.progress.note(f"{run.script_id}: {said}", "warning")
+            text = f"full verification found {differ}: the gate of cutover is closed. Next: {step}"
+            run.progress.note(f"{run.script_id}: {text}", "warning")

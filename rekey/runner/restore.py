@@ -89,7 +89,7 @@ async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
         raise refusal("restore-unknown", script=run.script_id, rows=listed)
     if len(found) > 1:
         times = sorted(found, key=lambda one: one.at)
-        listed = ", ".join(f"{one.name} (removed at {one.at})" for one in times)
+        listed = ", ".join(f"{time.name} (removed at {time.at})" for time in times)
         row = found[0].name[:SHORT_CHARACTERS]
         raise refusal("restore-ambiguous", row=row, times=len(times), rows=listed)
     [kept] = found

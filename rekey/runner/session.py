@@ -151,8 +151,8 @@ class Session:
 
     def beat(self) -> None:
         """Write this runner's pulse."""
-        held = () if self._rates is None else tuple(self._rates[0].held())
-        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
+        holds = () if self._rates is None else tuple(self._rates[0].held())
+        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, holds, self.following))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
@@ -198,11 +198,11 @@ class Session:
             failed = f"was not run: {error.what}"
         if not failed:
             return
-        said = f"[hooks] command {failed}, at `{event}`"
+        text = f"[hooks] command {failed}, at `{event}`"
         if before is Phase.CUTOVER:
             hint = f"fix what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
-            raise GateClosed(before, [said], hint=hint)
-        self.progress.note(f"{script_id}: {said}; the work goes on", "hook-failed", script_id=script_id)
+            raise GateClosed(before, [text], hint=hint)
+        self.progress.note(f"{script_id}: {text}; the work goes on", "hook-failed", script_id=script_id)
 
     # --- opening a migration ---------------------------------------------------------------------------
 
@@ -315,8 +315,8 @@ class Session:
             renewed = await mapping.keyring.rewrap()
             if renewed:
                 self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
-                said = f"{renewed} data keys are wrapped with the new wrapping key now"
-                self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
+                text = f"{renewed} data keys are wrapped with the new wrapping key now"
+                self.progress.note(f"{script_id}: {text}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
@@ -341,7 +341,7 @@ class Session:
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
             by_workers=self.accounts.by_workers,
             tell=partial(self.tell, script_id),
-            builds_on=[one for one in self.scripts.values() if asked.source.lower() in one.fills],
+            builds_on=[script for script in self.scripts.values() if asked.source.lower() in script.fills],
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)
@@ -350,8 +350,8 @@ class Session:
             service = throttle.service
             is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
-                said = f"rates followed the service; at the end {throttle.told()}"
-                self.progress.note(f"{run.script_id}: {said}")
+                text = f"rates followed the service; at the end {throttle.told()}"
+                self.progress.note(f"{run.script_id}: {text}")
             # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
             if not await hand_over(run):
                 await lease.leave()

@@ -145,10 +145,10 @@ def follow(
     def rates(given: Rates) -> Rates:
         nonlocal said, begins
         # An unreadable file changes nothing.
-        found = read(state) or said
-        if found != said or (begins and not found.is_usual):
-            told(found, found != said)
-        said, begins = found, False
+        steering = read(state) or said
+        if steering != said or (begins and not steering.is_usual):
+            told(steering, steering != said)
+        said, begins = steering, False
         return said.over(given)
 
     return rates

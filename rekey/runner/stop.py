@@ -49,7 +49,7 @@ class Measured:
 def reading_s(report: FullReport) -> float:
     """Return how many seconds reading the tables once takes, by the last sitting of a comparison."""
     last = max((one.sitting for one in report.read), default=0)
-    sat = [one for one in report.read if one.sitting == last]
+    sat = [table_read for table_read in report.read if table_read.sitting == last]
     rows = sum(one.rows for one in sat)
     if not rows:
         return 0.0

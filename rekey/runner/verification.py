@@ -254,19 +254,19 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         # An older verification opens no gate in any case.
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
-            said = f"the verification begun at {stored.begun_at} goes on after {_rows_read(work):,} rows"
-            run.progress.note(f"{run.script_id}: {said}", "verification-resumed")
+            text = f"the verification begun at {stored.begun_at} goes on after {_rows_read(work):,} rows"
+            run.progress.note(f"{run.script_id}: {text}", "verification-resumed")
             return work
     except StateUnusable:
         pass  # unreadable digests are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    said = "an earlier verification cannot be continued; this one begins anew"
-    run.progress.note(f"{run.script_id}: {said}", "verification-anew")
+    text = "an earlier verification cannot be continued; this one begins anew"
+    run.progress.note(f"{run.script_id}: {text}", "verification-anew")
     return None
 
 
 def _rows_read(work: Partial) -> int:
-    return sum(one.rows for one in work.reads.values())
+    return sum(read.rows for read in work.reads.values())
 
 
 def keep(run: Run, basis: str, work: Partial) -> None:
@@ -323,8 +323,10 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
         kept = ", ".join(run.declared.migration.index_labels)
         raise refusal("indexes-not-comparable", script=run.script_id, rows=kept, lost=", ".join(lost))
     with run.progress.task("compare index rows") as advance:
-        given = context(run, ControlPhase.CUTOVER, advance, keys=keys)
-        report = await compare_indexes(index_context(given, RemovedRows(run.mapping).keep), repair=repair)
+        reconcile_context = context(run, ControlPhase.CUTOVER, advance, keys=keys)
+        report = await compare_indexes(
+            index_context(reconcile_context, RemovedRows(run.mapping).keep), repair=repair
+        )
     run.state.audit("index-verification", run.script_id, report.as_json())
     said = {"at": report.finished_at, "divergences": report.found.stable}
     run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(said))
@@ -342,14 +344,14 @@ async def closed_by_difference(run: Run) -> list[str]:
     # A client that was given up may have written without the last verification seeing it.
     until = await heard_of_until(run)
     if until is not None:
-        said = "a client was given up that had not ended in order, and may be heard of until"
-        note = f"{run.script_id}: {said} {format_ticks(until)}: everything is compared first"
+        text = "a client was given up that had not ended in order, and may be heard of until"
+        note = f"{run.script_id}: {text} {format_ticks(until)}: everything is compared first"
         run.progress.note(note, "compares-first")
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
     found = 0 if last is None else last.divergences
-    said = f"the last full verification found {found:,} rows that differ; run {_again(run, last)}"
-    return [said] if found else []
+    text = f"the last full verification found {found:,} rows that differ; run {_again(run, last)}"
+    return [text] if found else []
 
 
 def closed_by_verification(run: Run, control: ControlRow) -> list[str]:

@@ -165,7 +165,7 @@ async def copy_with_workers(
     async with pool:
         driver = workers.driver(job, term)
         run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
-        whole = await driver.carry_out(one for one in segments if not one.done)
+        whole = await driver.carry_out(segment for segment in segments if not segment.done)
         runs_once = pool.runs_once
     if runs_once:
         # An executor that runs each task once answered all: no task writes any more, unless a request was

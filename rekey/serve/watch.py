@@ -105,8 +105,8 @@ class Watch:
         """Return samples and events as JSON-able data."""
         return {
             "sample_every_s": SAMPLE_EVERY_S,
-            "samples": {script: [asdict(one) for one in some] for script, some in self.samples.items()},
-            "events": [asdict(one) for one in self.events],
+            "samples": {script: [asdict(sample) for sample in some] for script, some in self.samples.items()},
+            "events": [asdict(event) for event in self.events],
         }
 
     def _sample(self, found: Document) -> None:

@@ -82,7 +82,9 @@ class Ledger:
         lock.require(self._path)
         by_id = {script.script_id: script for script in scripts}
         for script_id, script in by_id.items():
-            depends = [self._phases[ledger_id(one, handover(by_id[one], script))] for one in script.depends]
+            depends = [
+                self._phases[ledger_id(depend, handover(by_id[depend], script))] for depend in script.depends
+            ]
             for phase in ORDER:
                 made = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
                 self._phases[made.id] = made

@@ -127,15 +127,15 @@ class State:
         endpoint_id: str,
     ) -> None:
         """Record what a migration starts with; an existing record stays."""
-        made = MigrationRecord(
+        record = MigrationRecord(
             script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
         )
         with self._writing() as writer:
-            writer.insert("migration", asdict(made), unless_there=True)
+            writer.insert("migration", asdict(record), unless_there=True)
 
     def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with; None: the file does not know it."""
-        return next((one for one in self.migrations() if one.script_id == script_id), None)
+        return next((migration for migration in self.migrations() if migration.script_id == script_id), None)
 
     def migrations(self) -> list[MigrationRecord]:
         """Return what all known migrations started with, by id."""
@@ -185,11 +185,13 @@ class State:
 
     def require_readable(self, script_id: str) -> bool:
         """Tell whether a migration's segments hold any key. Raises StateUnusable unless all can be read."""
-        found = [
+        segments = [
             _segment(one, self._texts(script_id))
             for one in self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
         ]
-        return any(key is not None for one in found for key in (one.after, one.upto, one.cursor))
+        return any(
+            key is not None for segment in segments for key in (segment.after, segment.upto, segment.cursor)
+        )
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range; return all segments of that purpose."""
@@ -325,8 +327,8 @@ class State:
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the last verification of this mode; None: none."""
-        found = self.verifications(script_id, mode=mode)
-        return found[-1] if found else None
+        verifications = self.verifications(script_id, mode=mode)
+        return verifications[-1] if verifications else None
 
     def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
@@ -401,9 +403,9 @@ class State:
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
         """Record a checkpoint over the first `size` events; an earlier one of that size stays unchanged."""
-        made = StoredCheckpoint(size, self._now(), note, remark)
+        stored_checkpoint = StoredCheckpoint(size, self._now(), note, remark)
         with self._writing() as writer:
-            writer.insert("audit_checkpoint", asdict(made), unless_there=True)
+            writer.insert("audit_checkpoint", asdict(stored_checkpoint), unless_there=True)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""

@@ -287,7 +287,7 @@ class Facts:
     @property
     def due(self) -> tuple[Cohort, ...]:
         """Cohorts whose retention is over and that are not erased yet."""
-        return tuple(one for one in self.cohorts if one.is_due(self.now))
+        return tuple(cohort for cohort in self.cohorts if cohort.is_due(self.now))
 
     @property
     def proved(self) -> bool:
@@ -309,8 +309,11 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    needed = [Wait(one, handover(scripts[one], script), scripts[one].named) for one in sorted(script.depends)]
-    return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
+    needed = [
+        Wait(depend, handover(scripts[depend], script), scripts[depend].named)
+        for depend in sorted(script.depends)
+    ]
+    return tuple(wait for wait in needed if wait.phase not in applied_phases(ids, wait.script_id))
 
 
 def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Iterable[MigrationRecord]) -> str:
@@ -519,7 +522,7 @@ def stands_on(
         return [migration.source, *migration.table_names], [MAPPING_TABLE, *journal]
     main = migration.tables[0]
     # Where another migration reads from the target, that migration may have deleted it since.
-    handed_on = any(one.migration.source.lower() == main.lower() for one in scripts.values())
+    handed_on = any(script.migration.source.lower() == main.lower() for script in scripts.values())
     return [] if handed_on else [main], []
 
 
@@ -542,7 +545,7 @@ async def _intents(
             made += ages
     except (TableMissing, TableBeingDeleted):
         return Intents(0, None)
-    unsettled = [one for one in made if not one.settled]
+    unsettled = [age for age in made if not age.settled]
     oldest_at = min((one.since for one in unsettled), default=None)
     return Intents(len(unsettled), oldest_at, len(made) - len(unsettled), _abandoned(unsettled, clients, now))
 
@@ -551,12 +554,12 @@ def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now
     """Return which intents are of clients that send no heartbeat any more."""
     company = Company.of(clients, now, usual_s=_LONGEST_OPERATION_S)
     left: list[tuple[IntentAge, int]] = []
-    for one in unsettled:
-        row, over = company.clients.get(one.client_id), company.over_at(one)
+    for age in unsettled:
+        row, over = company.clients.get(age.client_id), company.over_at(age)
         if row is None and now >= over:
-            left.append((one, one.since + over - one.at))  # `at` is later where somebody tried to settle it
+            left.append((age, age.since + over - age.at))  # `at` is later where somebody tried to settle it
         elif row is not None and standing(row, now) is not Standing.LIVE:
-            left.append((one, over_at(row)))
+            left.append((age, over_at(row)))
     if not left:
         return None
     gone = {one.client_id for one, _ in left}

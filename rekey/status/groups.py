@@ -54,10 +54,10 @@ _SIDES = {
 def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[Group]:
     """Return the groups of which all members are among the statuses, each judged as one."""
     members: dict[str, list[str]] = {}
-    for one in scripts:
-        if one.migration.group:
-            members.setdefault(one.migration.group, []).append(one.script_id)
-    seen = {one.facts.script_id: one for one in statuses}
+    for script in scripts:
+        if script.migration.group:
+            members.setdefault(script.migration.group, []).append(script.script_id)
+    seen = {status.facts.script_id: status for status in statuses}
     whole = {name: ids for name, ids in members.items() if seen.keys() >= set(ids)}
     return [_judged(name, [seen[one] for one in ids]) for name, ids in whole.items()]
 
@@ -66,10 +66,10 @@ def _judged(name: str, statuses: Sequence[Status]) -> Group:
     worst = min(statuses, key=lambda one: (one.verdict.safe, len(one.facts.phases)))
     safe, control = worst.verdict.safe, worst.facts.control
     sentence = _SIDES[None if control is None else control.phase]
-    stages = Counter(one.facts.last_done for one in statuses)
+    stages = Counter(status.facts.last_done for status in statuses)
     return Group(
         name,
-        tuple(one.facts.script_id for one in statuses),
+        tuple(status.facts.script_id for status in statuses),
         ", ".join(f"{stage}: {number} of {len(statuses)}" for stage, number in stages.items()),
         safe,
         sentence if safe else f"{worst.facts.script_id}: {worst.verdict.sentence}",

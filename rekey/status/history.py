@@ -72,8 +72,8 @@ class Begun:
         if self.kept is not None and self.script != "as begun":
             script += f"; as it was: {command(f'show {self.script_id} --script')}"
         lines += labelled("script", script)
-        for one in self.steps:
-            lines += labelled(shown(one.phase, self.capture), one.told())
+        for step in self.steps:
+            lines += labelled(shown(step.phase, self.capture), step.told())
         if not self.phases:
             lines += labelled("", "no phase of it is applied now")
         return lines
@@ -89,22 +89,27 @@ _SCRIPT = {
 
 def steps(runs: Iterable[PhaseRun], events: Iterable[AuditEvent]) -> tuple[Step, ...]:
     """Return the phases of a migration that were entered and taken back, in order."""
-    entered = [Step(one.phase, one.started_at, one.finished_at, one.outcome) for one in runs]
-    undone = (one for one in events if one.event == "phase-undone")
-    back = [Step(str(one.details["phase"]), one.at, one.at, "taken back") for one in undone]
+    entered = [Step(run.phase, run.started_at, run.finished_at, run.outcome) for run in runs]
+    undone = (event for event in events if event.event == "phase-undone")
+    back = [
+        Step(str(audit_event.details["phase"]), audit_event.at, audit_event.at, "taken back")
+        for audit_event in undone
+    ]
     return tuple(sorted([*entered, *back], key=lambda step: step.at))
 
 
 def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
     """Return all migrations that were ever begun, in the order in which they were last begun. `scripts`:
     those in the project's folder, by id; None for one that cannot be read."""
-    records = {one.script_id: one for one in state.migrations()}
+    records = {migration.script_id: migration for migration in state.migrations()}
     kept = state.kept_scripts()
     ids, found = state.ledger_ids(), []
     for script_id in state.script_ids():
         runs, record = state.phase_runs(script_id), records.get(script_id)
         own = [
-            one for one in kept if one.script_id == script_id and (not record or one.run_id == record.run_id)
+            kept_script
+            for kept_script in kept
+            if kept_script.script_id == script_id and (not record or kept_script.run_id == record.run_id)
         ]
         script = own[-1] if own else None
         known, now = script or record, scripts.get(script_id)

@@ -102,7 +102,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on the facts."""
+    """The judgment on the facts."""
 
     # Whether the migration is safe, and what that means; what is at risk comes first.
     sentence: str
@@ -180,12 +180,12 @@ class Status:
             "indexes": plain(self.facts.indexes),
             "mapping": [
                 {
-                    "cohort": one.name,
-                    "over_at": format_ticks(one.over_at),
-                    "over": one.is_due(facts.now),
-                    "erased_on": one.erased_on,
+                    "cohort": cohort.name,
+                    "over_at": format_ticks(cohort.over_at),
+                    "over": cohort.is_due(facts.now),
+                    "erased_on": cohort.erased_on,
                 }
-                for one in facts.cohorts
+                for cohort in facts.cohorts
             ],
             "requests": plain(self.spent),
             "waits_for": plain(facts.waits_for),
@@ -288,8 +288,11 @@ def _rate(facts: Facts, rows: int) -> float | None:
 
 def _this_life(facts: Facts) -> list[PhaseRun]:
     """Return the runs of phases since `prepare` was last taken back, oldest first."""
-    undone = (one for one in facts.events if one.event == "phase-undo")
-    began = max((one.at for one in undone if one.details["phase"] == Phase.PREPARE), default="")
+    undone = (event for event in facts.events if event.event == "phase-undo")
+    began = max(
+        (audit_event.at for audit_event in undone if audit_event.details["phase"] == Phase.PREPARE),
+        default="",
+    )
     return [run for run in facts.runs if run.started_at >= began]
 
 
@@ -314,7 +317,7 @@ def _spent(facts: Facts) -> Spent | None:
     for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
     phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
-    for phase in (one for one in ORDER if one in entered):
+    for phase in (phase for phase in ORDER if phase in entered):
         planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
         # Runs that were cut off count: their requests were sent. What a killed run sent after its last
         # checkpoint, and what lost tasks sent, is not known.
@@ -340,9 +343,9 @@ def _spent(facts: Facts) -> Spent | None:
                 took_s=took / TICKS_PER_SECOND,
             )
         )
-    over = [one for one in phases if one.done]
+    over = [phase for phase in phases if phase.done]
     return Spent(
-        estimated_of_phases_done=sum(one.estimated for one in over),
+        estimated_of_phases_done=sum(cost.estimated for cost in over),
         sent_in_phases_done=sum(one.sent for one in over),
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
         on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
@@ -359,20 +362,20 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
-    found = _undoubted(facts, closed)
+    verdict = _undoubted(facts, closed)
     if facts.control is not None and facts.control.phase is ControlPhase.RETIRED:
-        return found
+        return verdict
     if facts.declared.is_kept:
         path = facts.declared.path
         if facts.declared.fault:
-            said = {"found": found.sentence, "fault": facts.declared.fault}
-            return _told("script-broken", facts, safe=found.safe, **said)
-        said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
-        return _told("script-gone", facts, safe=found.safe, **said)
+            said = {"found": verdict.sentence, "fault": facts.declared.fault}
+            return _told("script-broken", facts, safe=verdict.safe, **said)
+        said = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
+        return _told("script-gone", facts, safe=verdict.safe, **said)
     if facts.refused:
-        said = {"found": found.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
+        said = {"found": verdict.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
         return _told("secrets-refused", facts, safe=facts.control is None, **said)
-    return found
+    return verdict
 
 
 def _undoubted(facts: Facts, closed: str) -> Verdict:
@@ -381,7 +384,7 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
         return _not_begun(facts)
     match facts.control.phase:
         case ControlPhase.FREEZE:
-            found = _in_freeze(facts, facts.control)
+            verdict = _in_freeze(facts, facts.control)
         case ControlPhase.COMPLETE if facts.control.maintained:
             return _with_clients(facts, facts.control.phase, _maintained(facts, closed))
         case ControlPhase.COMPLETE:
@@ -389,11 +392,11 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
         case ControlPhase.RETIRED:
             return _erasing(facts) or _told("mapping-over" if facts.due else "retired", facts)
         case _:
-            found = _between_freezes(facts, facts.control.phase, closed)
+            verdict = _between_freezes(facts, facts.control.phase, closed)
     if facts.paused:
         step = next_step("paused")
-        found = replace(found, command=step.command, remark=step.remark)
-    return found if facts.is_delta else _with_clients(facts, facts.control.phase, found)
+        verdict = replace(verdict, command=step.command, remark=step.remark)
+    return verdict if facts.is_delta else _with_clients(facts, facts.control.phase, verdict)
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
@@ -505,31 +508,31 @@ _OF_A_GROUP = (
 
 
 def _not_begun(facts: Facts) -> Verdict:
-    found, name = _told("not-begun", facts), facts.script_id
+    verdict, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
         command = apply_to(first.named or first.script_id, first.phase)
-        return replace(found, command=command, remark=f"{name} waits for that")
+        return replace(verdict, command=command, remark=f"{name} waits for that")
     if facts.at_work:
-        return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")
-    return found
+        return replace(verdict, command=f"status {name}", remark="a runner begins it just now; look again")
+    return verdict
 
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     if phase is ControlPhase.SOURCE:
-        found = _told("source", facts)
+        verdict = _told("source", facts)
     elif phase is ControlPhase.DUAL_WRITE:
         followed = following(facts) if facts.at_work else None
         if followed is not None:
             return _followed(facts, closed, followed)
-        found = _told("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
+        verdict = _told("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
-        found = _told("no-way-back", facts)
+        verdict = _told("no-way-back", facts)
     else:
-        found = _told("way-back-by-copying" if facts.is_delta else "way-back", facts)
+        verdict = _told("way-back-by-copying" if facts.is_delta else "way-back", facts)
     if facts.at_work:
-        return replace(found, command=f"status {facts.script_id}", remark="a runner is at work; look again")
-    return found
+        return replace(verdict, command=f"status {facts.script_id}", remark="a runner is at work; look again")
+    return verdict
 
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
@@ -599,42 +602,42 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     if not silent:
         return f"it waits for {_named(behind)} to end what it has begun"
     over = max(over_at(row) for row in silent)
-    said = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
+    text = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
     if control.frozen_at is not None:
         left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if left < over:
-            return f"{said}; the freeze is aborted at {moment(format_ticks(left))}, and writes go on then"
-    return said
+            return f"{text}; the freeze is aborted at {moment(format_ticks(left))}, and writes go on then"
+    return text
 
 
 def _maintained(facts: Facts, closed: str) -> Verdict:
     name, last, kept = facts.script_id, facts.verification, ", ".join(facts.declared.migration.index_labels)
-    found = _told("complete-maintained", facts, kept=kept)
+    verdict = _told("complete-maintained", facts, kept=kept)
     if facts.at_work:
-        return replace(found, command=f"status {name}", remark="a runner is at work; look again")
+        return replace(verdict, command=f"status {name}", remark="a runner is at work; look again")
     if last is not None and last.divergences:
         step = after_findings(name, facts.source, last.report)
-        sentence = f"{found.sentence} But {closed}."
-        return replace(found, sentence=sentence, command=step.command, remark=step.remark, safe=False)
+        sentence = f"{verdict.sentence} But {closed}."
+        return replace(verdict, sentence=sentence, command=step.command, remark=step.remark, safe=False)
     step = next_step("hand-over", script=name)
-    return replace(found, command=step.command, remark=step.remark)
+    return replace(verdict, command=step.command, remark=step.remark)
 
 
 def _in_complete(facts: Facts) -> Verdict:
     name, ends, kept = facts.script_id, facts.retention_ends_at, facts.declared.migration.index_labels
     listed = ", ".join(kept)
-    found = _told("complete-handed-over", facts, kept=listed) if kept else _told("complete", facts)
+    verdict = _told("complete-handed-over", facts, kept=listed) if kept else _told("complete", facts)
     compared = facts.indexes_verified
     if kept and compared is not None and compared[1]:
-        said = f"{counted(compared[1], 'row')} differed"
-        return _told("indexes-differ", facts, safe=False, kept=listed, differ=said)
+        text = f"{counted(compared[1], 'row')} differed"
+        return _told("indexes-differ", facts, safe=False, kept=listed, differ=text)
     if not facts.proved:
         export = f"evidence export evidence-{name} {name}"
-        return replace(found, command=export, remark="then verify it; `retire` asks for that")
+        return replace(verdict, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
         end = moment(format_ticks(ends))
-        return replace(found, remark=f"not before {end}, when the retention period ends")
-    return found
+        return replace(verdict, remark=f"not before {end}, when the retention period ends")
+    return verdict
 
 
 def _erasing(facts: Facts) -> Verdict | None:

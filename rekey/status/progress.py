@@ -151,10 +151,10 @@ def _work(facts: Facts) -> Onward | None:
     """Return the pass in progress; without a pulse, the durable progress of the copy while it is not done."""
     if facts.pulse is not None:
         return None if facts.pulse.work is None else _of_pulse(facts.pulse.work, facts.now)
-    if not facts.segments or all(one.done for one in facts.segments):
+    if not facts.segments or all(segment.done for segment in facts.segments):
         return None
     estimated = facts.facts.get(ESTIMATED_ROWS)
-    rows = sum(one.rows for one in facts.segments)
+    rows = sum(segment.rows for segment in facts.segments)
     return Onward("backfill", None, rows, int(estimated) if estimated else None, None, None)
 
 
@@ -173,8 +173,8 @@ def _held_back(facts: Facts) -> Iterable[HeldBack]:
             text = f"process {lease.pid} on {lease.host} holds the lease of the runner, unless it ends"
             yield HeldBack("lease", text, None, lease.ends_at)
         return
-    for held in pulse.held:
-        yield HeldBack(str(held.by), _told(held))
+    for hold in pulse.held:
+        yield HeldBack(str(hold.by), _told(hold))
     for wait in pulse.waits:
         until = None if wait.until is None else format_ticks(wait.until)
         yield HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)

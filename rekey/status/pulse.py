@@ -70,7 +70,7 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], followi
         at=progress.clock.ticks(),
         script_id=script_id,
         work=work,
-        waits=tuple(Waiting(one.what, one.since, one.until) for one in progress.waits),
+        waits=tuple(Waiting(wait.what, wait.since, wait.until) for wait in progress.waits),
         held=held,
         following=following,
     )

@@ -101,23 +101,23 @@ def _followed(status: Status, verbose: bool) -> _Fields:
     if facts.is_delta and lag is not None:
         yield "lag", f"{lag}: changes since then come with the next pass"
     if (how := status.progress.following) is not None:
-        said = f"since {moment(how.since)}" + ("" if how.at_work else ", until it was cut off")
+        text = f"since {moment(how.since)}" + ("" if how.at_work else ", until it was cut off")
         if how.window is not None:
             opens, closes = moment(how.window.opens_at), moment(how.window.closes_at)
-            said += f"; cuts over by itself from {opens} to {closes}"
+            text += f"; cuts over by itself from {opens} to {closes}"
         if how.refused:
-            said += f"; its last cutover was refused: {'; '.join(how.refused)}"
-        yield "followed", said
+            text += f"; its last cutover was refused: {'; '.join(how.refused)}"
+        yield "followed", text
     if not facts.is_delta and not facts.unreachable:
         yield from _clients(status.clients, verbose)
     if intents is not None and (facts.control is not None or intents.depth):
-        said = "empty: no write is in flight"
+        text = "empty: no write is in flight"
         if intents.oldest_at is not None:
             behind = "" if lag is None else f": replicas are behind by {lag} at most"
-            said = f"{counted(intents.depth, 'write')} not settled yet{behind}"
+            text = f"{counted(intents.depth, 'write')} not settled yet{behind}"
         if intents.kept:
-            said += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
-        yield "journal", said
+            text += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
+        yield "journal", text
         if intents.abandoned is not None and (facts.clients_settle or facts.at_work):
             yield "abandoned", _abandoned(facts, intents.abandoned)
     if counters:
@@ -130,18 +130,18 @@ def _followed(status: Status, verbose: bool) -> _Fields:
 def _abandoned(facts: Facts, left: Abandoned) -> str:
     """Return what dead clients left unfinished, since when, and who finishes it when."""
     whose = counted(left.clients, "client")
-    said = (
+    text = (
         f"{counted(left.intents, 'write')} of {whose} gone, the first of {moment(format_ticks(left.since))}"
     )
     if facts.at_work:
-        return f"{said}; the runner that is at work finishes them"
+        return f"{text}; the runner that is at work finishes them"
     when = "now" if facts.now >= left.due_at else f"from {moment(format_ticks(left.due_at))} on"
     if not facts.settlers:
-        return f"{said}; no live client finishes them; the next command can {when}"
+        return f"{text}; no live client finishes them; the next command can {when}"
     first = facts.settlers[0]
     others = len(facts.settlers) - 1
     more = f", or one of {others:,} more if it cannot" if others else ""
-    return f"{said}; {first.name} (process {first.pid} on {first.host}) finishes them {when}{more}"
+    return f"{text}; {first.name} (process {first.pid} on {first.host}) finishes them {when}{more}"
 
 
 def _indexes(status: Status) -> _Fields:
@@ -154,14 +154,14 @@ def _indexes(status: Status) -> _Fields:
         until = "`rekey handover`" if not facts.is_delta else "cutover"
         yield "indexes", f"{listed}: maintained by {by}, until {until}"
         return
-    said = f"{listed}: maintained by the application"
-    said += "" if indexes.since is None else f" since {moment(indexes.since)}"
+    text = f"{listed}: maintained by the application"
+    text += "" if indexes.since is None else f" since {moment(indexes.since)}"
     if indexes.compared_at is not None and indexes.differing is not None:
         compared = "all equal" if not indexes.differing else f"{counted(indexes.differing, 'row')} differed"
-        said += f"; compared {moment(indexes.compared_at)}: {compared}"
+        text += f"; compared {moment(indexes.compared_at)}: {compared}"
     else:
-        said += f"; `rekey verify {facts.script_id}` compares them with the main rows"
-    yield "indexes", said
+        text += f"; `rekey verify {facts.script_id}` compares them with the main rows"
+    yield "indexes", text
 
 
 def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
@@ -169,7 +169,7 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
     if not clients:
         yield "clients", "none is registered"
         return
-    numbers = [(sum(one.standing is which for one in clients), which) for which in Standing]
+    numbers = [(sum(client.standing is which for client in clients), which) for which in Standing]
     yield "clients", ", ".join(f"{number} {which}" for number, which in numbers if number)
 
     def order(one: Client) -> tuple[bool, bool, str]:
@@ -178,22 +178,22 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
 
     for one in sorted(clients, key=order)[:_CLIENTS]:
         row = one.row
-        said = f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"
+        text = f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"
         if one.standing is Standing.OVER:
-            yield "", f"{said}; over, nothing of it can take effect any more"
+            yield "", f"{text}; over, nothing of it can take effect any more"
             continue
-        said += f"; {'follows' if one.current else 'does not follow the last change of phase yet'}"
+        text += f"; {'follows' if one.current else 'does not follow the last change of phase yet'}"
         if verbose:
-            said += f" (epoch {row.epoch})"
+            text += f" (epoch {row.epoch})"
         if row.refuses:
-            said += f"; refuses dual writes (`{row.refuses}`)"
+            text += f"; refuses dual writes (`{row.refuses}`)"
         if row.counters.get("refused"):
-            said += "; its credential is refused on tables that follow: its log says which"
+            text += "; its credential is refused on tables that follow: its log says which"
         if row.left:
-            said += f"; {counted(row.left, 'key')} to settle"
+            text += f"; {counted(row.left, 'key')} to settle"
         if one.standing is not Standing.LIVE:
-            said += f"; silent, over at {moment(one.over_at)} at the latest"
-        yield "", said
+            text += f"; silent, over at {moment(one.over_at)} at the latest"
+        yield "", text
     if len(clients) > _CLIENTS:
         yield "", f"and {len(clients) - _CLIENTS} more: --json has them all"
 
@@ -211,10 +211,10 @@ def _spent(status: Status) -> _Fields:
         yield "", f"on top of that: {', '.join(on_top)}"
     for one in cost.phases:
         phase = status.facts.declared.migration.shown(one.phase)
-        said = f"{phase}: {one.sent:,} sent, {one.estimated:,} estimated"
+        text = f"{phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
-            said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
-        yield "", said if one.done else f"{said}; not done"
+            text += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
+        yield "", text if one.done else f"{text}; not done"
 
 
 def _kept(status: Status) -> _Fields:
@@ -222,10 +222,10 @@ def _kept(status: Status) -> _Fields:
     facts, lease = status.facts, status.facts.lease
     if status.retention_ends_at is not None:
         yield "retention", f"ends {moment(status.retention_ends_at)}"
-    erased = [one.erased_on for one in facts.cohorts if one.erased_on]
-    kept = sorted((one for one in facts.cohorts if not one.erased_on), key=lambda one: one.over_at)
+    erased = [cohort.erased_on for cohort in facts.cohorts if cohort.erased_on]
+    kept = sorted((cohort for cohort in facts.cohorts if not cohort.erased_on), key=lambda one: one.over_at)
     if facts.due:
-        names = ", ".join(one.name for one in kept if one.is_due(facts.now) and one.name != WHOLE)
+        names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)
         over = f"over: {names}" if names else "over"
         yield "mapping", f"{over}; `rekey expire {facts.script_id}` erases it"
     elif kept:
@@ -266,7 +266,7 @@ def line(status: Status) -> str:
         said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
     if status.lag_s is not None:
         said.append(f"lag {duration(status.lag_s)}")
-    said += [held.text for held in now.held_back]
+    said += [held_back.text for held_back in now.held_back]
     said.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
     return "; ".join(said)
 

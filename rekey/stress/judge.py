@@ -111,14 +111,14 @@ def measure(
         by_row: rates count rows; else operations.
     """
     by_kind: defaultdict[OperationKind, list[Response]] = defaultdict(list)
-    for one in offered.responses:
-        by_kind[one.request.kind].append(one)
+    for response in offered.responses:
+        by_kind[response.request.kind].append(response)
 
     def part(responses: Sequence[Response]) -> Step:
         return _measured(responses, seconds, offered.processor, by_row=by_row)
 
     kinds = {kind: part(by_kind[kind]) for kind in OperationKind if kind in by_kind}
-    whole = part([one for kind in about for one in by_kind[kind]])
+    whole = part([response for kind in about for response in by_kind[kind]])
     partitions = _partitions(offered.responses, seconds, kinds)
     # The requested rate, not that of whole requests, so that a repeated rate is recognized.
     return replace(whole, offered=rate, kinds=kinds, partitions=partitions)
@@ -128,11 +128,13 @@ def _measured(responses: Sequence[Response], seconds: float, processor: float, *
     begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
 
     def count(some: Sequence[Response]) -> int:
-        return sum(one.entities for one in some) if by_row else len(some)
+        return sum(response.entities for response in some) if by_row else len(some)
 
-    of_step = [one for one in responses if one.request.due >= begin]
-    sent = [one for one in of_step if one.status != UNSENT]
-    good = [one for one in responses if one.status is None and begin <= one.answered < seconds]
+    of_step = [response for response in responses if response.request.due >= begin]
+    sent = [response for response in of_step if response.status != UNSENT]
+    good = [
+        response for response in responses if response.status is None and begin <= response.answered < seconds
+    ]
     times = [max(0.0, one.answered - one.request.due) for one in sent if one.status is None]
     refused = sum(one.status in _REFUSED for one in sent)
     return Step(
@@ -146,7 +148,7 @@ def _measured(responses: Sequence[Response], seconds: float, processor: float, *
         p50=percentile(times, 50),
         p95=percentile(times, 95),
         p99=percentile(times, 99),
-        grain=max((count([one]) for one in responses), default=0) / measured,
+        grain=max((count([response]) for response in responses), default=0) / measured,
         late=percentile([one.sent - one.request.due for one in sent], 95) or 0.0,
         processor=processor,
         entities=sum(one.entities for one in good) / measured,
@@ -157,18 +159,18 @@ def _partitions(
     responses: Sequence[Response], seconds: float, kinds: Mapping[OperationKind, Step]
 ) -> dict[int, PartitionStep]:
     begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
-    shares = {kind: (one.refused + one.failed) / max(1, one.requests) for kind, one in kinds.items()}
+    shares = {kind: (step.refused + step.failed) / max(1, step.requests) for kind, step in kinds.items()}
     found: defaultdict[int, PartitionStep] = defaultdict(PartitionStep)
     if not any(shares.values()):
         return found
-    for one in responses:
-        partition = found[one.request.place]
-        if one.status is None and begin <= one.answered < seconds:
-            partition.entities += one.entities / measured
-        if one.request.due >= begin and one.status != UNSENT:
+    for response in responses:
+        partition = found[response.request.place]
+        if response.status is None and begin <= response.answered < seconds:
+            partition.entities += response.entities / measured
+        if response.request.due >= begin and response.status != UNSENT:
             partition.requests += 1
-            partition.refused += one.status is not None
-            partition.expected += shares[one.request.kind]
+            partition.refused += response.status is not None
+            partition.expected += shares[response.request.kind]
     return found
 
 
@@ -265,7 +267,7 @@ def judge_ramp(steps: Sequence[Step]) -> list[Judged]:
 
 
 def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
-    over = {kind: one for kind, one in kinds.items() if one.limit is not Limit.NOTHING}
+    over = {kind: judgment for kind, judgment in kinds.items() if judgment.limit is not Limit.NOTHING}
     partitions = tuple(partition_name(place) for place in refusing([step]))
     several = len(kinds) > 1
     reasons = [
@@ -290,11 +292,11 @@ def refusing(steps: Sequence[Step]) -> dict[int, float]:
     take. Limits of a kind or of the account affect all partitions alike, and name none."""
     met: defaultdict[int, list[float]] = defaultdict(list)
     # Late requests came in bursts, of which a partition refuses more than of a steady load.
-    for step in (one for one in steps if one.late <= LATE_SECONDS):
-        for place, one in step.partitions.items():
-            clear = one.expected + DEVIATIONS * math.sqrt(one.expected) + LEAST_REFUSED
-            if one.refused >= max(clear, MOST_REFUSED * one.requests):
-                met[place].append(one.entities)
+    for step in (step for step in steps if step.late <= LATE_SECONDS):
+        for place, partition_step in step.partitions.items():
+            clear = partition_step.expected + DEVIATIONS * math.sqrt(partition_step.expected) + LEAST_REFUSED
+            if partition_step.refused >= max(clear, MOST_REFUSED * partition_step.requests):
+                met[place].append(partition_step.entities)
     return {place: median(rates) for place, rates in sorted(met.items())}
 
 
@@ -310,7 +312,7 @@ def saturation(judged: Sequence[Judged]) -> Saturation:
     """Return where a ramp saturated. A service that refuses the surplus is taken to carry what it achieved,
     within the highest clean and the lowest saturated rate."""
     clean_rates = {one.step.offered for one in judged if one.limit is Limit.NOTHING}
-    over = [one for one in judged if one.step.offered not in clean_rates]
+    over = [judgment for judgment in judged if judgment.step.offered not in clean_rates]
     lowest = min(over, key=lambda one: one.step.offered, default=None)
     ceiling = math.inf if lowest is None else lowest.step.offered
     clean = max((rate for rate in clean_rates if rate < ceiling), default=None)
@@ -333,7 +335,7 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: 
     if not judged:
         return min(first, most)
     last = judged[-1]
-    same = [one for one in judged if one.step.offered == last.step.offered]
+    same = [judgment for judgment in judged if judgment.step.offered == last.step.offered]
     # Without refusals it may be a hiccup of this machine: repeat the step, and the better one counts.
     if last.limit is not Limit.NOTHING and not last.refused and len(same) == 1:
         return last.step.offered

@@ -51,28 +51,32 @@ class Stage:
     @property
     def entities(self) -> float:
         """The maximum entities per second carried."""
-        achieved = sum(one.step.achieved for one in self.steps)
-        return self.found.rate * sum(one.step.entities for one in self.steps) / achieved if achieved else 0.0
+        achieved = sum(step.step.achieved for step in self.steps)
+        return (
+            self.found.rate * sum(step.step.entities for step in self.steps) / achieved if achieved else 0.0
+        )
 
     @property
     def because_of(self) -> tuple[str, ...]:
         """The kinds, of several, and the partitions that saturated the mix."""
         at = self.found.saturated
-        names = (name for one in self.steps if one.step.offered == at for name in one.because_of)
+        names = (name for step in self.steps if step.step.offered == at for name in step.because_of)
         return tuple(dict.fromkeys(names))
 
     @property
     def clean(self) -> Step | None:
         """The step of the highest rate without saturation of the whole mix."""
-        return next((one.step for one in reversed(self.steps) if one.step.offered == self.found.clean), None)
+        return next(
+            (step.step for step in reversed(self.steps) if step.step.offered == self.found.clean), None
+        )
 
     @property
     def below_target(self) -> dict[str, float]:
         """The entities per second of partitions that take less than the target, lowest first."""
-        steps = [one.step for some in (self.steps, *self.rising.values()) for one in some]
+        steps = [judgment.step for judgments in (self.steps, *self.rising.values()) for judgment in judgments]
         found = {partition_name(place): rate for place, rate in refusing(steps).items()}
         # A limit of the partition affects every kind; a limit of a kind affects only that kind.
-        if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
+        if self.spread.partitions == 1 and {kind.limit for kind in self.kinds.values()} == {Limit.SERVICE}:
             found = {"one partition": self.entities}
         lowest_first = sorted(found.items(), key=lambda one: one[1])
         return {name: rate for name, rate in lowest_first if rate < PARTITION_TARGET}
@@ -117,8 +121,8 @@ class Stage:
             )
         lines = [*wrapped(about, rest="  "), *wrapped(self.said(), first="  ", rest="    ")]
         for name, rate in [*self.below_target.items()][:_MOST_NAMED]:
-            said = f"{name} takes {rate:,.0f} entities/s, less than the target of {PARTITION_TARGET:,}"
-            lines += wrapped(said, first="  ", rest="    ")
+            text = f"{name} takes {rate:,.0f} entities/s, less than the target of {PARTITION_TARGET:,}"
+            lines += wrapped(text, first="  ", rest="    ")
         if (more := len(self.below_target) - _MOST_NAMED) > 0:
             lines.append(f"  and {more:,} partitions more")
         if len(self.kinds) > 1:
@@ -142,11 +146,11 @@ class Stage:
         target = f"the service's targets allow {allowed:,.0f}{'' if self.mix.by_row else ' entities'}/s"
         if found.limit is Limit.SERVICE:
             between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
-            refused = sum(one.step.refused for one in self.steps)
-            said = f", {counted(refused, 'request')} refused with 503" if refused else ""
-            said += f", because of {', '.join(self.because_of)}" if self.because_of else ""
+            refused = sum(step.step.refused for step in self.steps)
+            text = f", {counted(refused, 'request')} refused with 503" if refused else ""
+            text += f", because of {', '.join(self.because_of)}" if self.because_of else ""
             return (
-                f"saturates at {carried} ({between}no longer at {found.saturated:,.0f}/s{said}); {target}:"
+                f"saturates at {carried} ({between}no longer at {found.saturated:,.0f}/s{text}); {target}:"
                 f" {self.entities / allowed:.0%} of that"
             )
         if found.limit is Limit.CLIENT:
@@ -167,7 +171,7 @@ class Stage:
 
     def step_rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the texts of each step, under `STEPS_HEAD`."""
-        for step in (one.step for one in self.steps):
+        for step in (step.step for step in self.steps):
             figures = *_texts(step.milliseconds.values()), f"{step.requests:,}", f"{step.refused:,}"
             yield f"{step.offered:,.0f}", f"{step.achieved:,.0f}", *figures
 
@@ -177,7 +181,7 @@ class Stage:
 
 
 def _texts(milliseconds: Iterable[float | None]) -> Iterator[str]:
-    return ("-" if one is None else f"{one:,.1f}" for one in milliseconds)
+    return ("-" if millisecond is None else f"{millisecond:,.1f}" for millisecond in milliseconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +230,8 @@ class StressReport:
             lines += wrapped(f"Left by an earlier stress test, removed now: {removed}", rest="  ")
         for stage in self.stages:
             lines += [*stage.lines(), ""]
-        for said in self._against_declared():
-            lines += wrapped(said, rest="  ")
+        for text in self._against_declared():
+            lines += wrapped(text, rest="  ")
         if len(self.mix.shares) > 1:
             lines += wrapped(HOW_KINDS_ARE_FOUND, rest="  ")
         if self.refused_rows:
@@ -277,7 +281,7 @@ def stress_page(report: StressReport) -> str:
 
 def _ramp(stage: Stage) -> str:
     """Return the plot of achieved by offered rate."""
-    steps = sorted((one.step for one in stage.steps), key=lambda step: step.offered)
+    steps = sorted((step.step for step in stage.steps), key=lambda step: step.offered)
     series = [
         Series("offered", [round(step.offered) for step in steps], BEFORE),
         Series("answered with success", [round(step.achieved) for step in steps], AFTER),

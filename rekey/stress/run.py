@@ -130,8 +130,8 @@ class Notes:
         except (OSError, ValueError) as error:
             raise self._failed("read", error) from None
         # A truncated line is of a table that was not created.
-        found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
-        return [(one[1], one[2]) for one in found if one]
+        matches = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
+        return [(match[1], match[2]) for match in matches if match]
 
     def _write(self, notes: list[tuple[str, str]]) -> None:
         text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
@@ -206,7 +206,8 @@ class StressTest:
         # Above its saturation the mix overloads what all kinds share, as one partition always does.
         ceiling = found.saturated if spread.table and found.saturated is not None else math.inf
         of_kinds = {
-            kind: [one.kinds[kind] for one in ramped if one.step.offered <= ceiling] for kind in mix.shares
+            kind: [judgment.kinds[kind] for judgment in ramped if judgment.step.offered <= ceiling]
+            for kind in mix.shares
         }
         # Not on one partition: that stage is about the partition.
         if spread.table and found.limit is Limit.SERVICE and found.clean is not None:

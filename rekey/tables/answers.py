@@ -98,13 +98,13 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None:
         kind = errors.Unavailable if status >= 500 and status != 501 else errors.RequestRejected
-    said = f"{status} {code}" if code else str(status)
+    text = f"{status} {code}" if code else str(status)
     hint = _HINTS.get(kind, "")
     if status in (414, 431):
         hint = _TOO_LONG
     elif status == 400 and not code:
         hint = _NO_CODE
-    return kind(f"{doing}: {said}", code=code, status=status, index=index, hint=hint)
+    return kind(f"{doing}: {text}", code=code, status=status, index=index, hint=hint)
 
 
 def note_length(error: errors.ServiceError, path: str) -> None:

@@ -293,7 +293,9 @@ class TwoAccounts(TableService):
 
     @property
     def last_open(self) -> float | None:
-        opened = [at for one in (self.tables, self.targets) if (at := one.last_open) is not None]
+        opened = [
+            at for table_service in (self.tables, self.targets) if (at := table_service.last_open) is not None
+        ]
         return max(opened, default=None)
 
     @property
@@ -366,7 +368,7 @@ class Accounts:
 
     def silences(self) -> list[Silence]:
         """Return the accounts that do not answer; one for each host."""
-        found = [one for service in self.services if (one := service.silence) is not None]
+        found = [silence for service in self.services if (silence := service.silence) is not None]
         return list({one.host: one for one in found}.values())
 
     async def close(self) -> None:

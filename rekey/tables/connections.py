@@ -328,21 +328,21 @@ class Connections:
         """Return a new connection. Raises OSError."""
         if self._closed:
             raise Disconnected("closed")
-        made = Connection(asyncio.get_running_loop(), self._read_s)
+        connection = Connection(asyncio.get_running_loop(), self._read_s)
         try:
             async with asyncio.timeout(self._connect_s):
-                await self._reach(made)
+                await self._reach(connection)
             if self._closed:
                 raise Disconnected("closed")
         except BaseException as failed:
-            made.close()
+            connection.close()
             # The host name or port is invalid. (A refused certificate is a ValueError and an OSError.)
             if isinstance(failed, ValueError) and not isinstance(failed, OSError):
                 raise Malformed("no address") from None
             raise
-        self._all.add(made)
-        made.closed.add_done_callback(lambda _: self._all.discard(made))
-        return made
+        self._all.add(connection)
+        connection.closed.add_done_callback(lambda _: self._all.discard(connection))
+        return connection
 
     async def _reach(self, made: Connection) -> None:
         """Connect to the endpoint, or through the proxy to it. Raises OSError, ValueError."""

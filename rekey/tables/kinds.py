@@ -39,16 +39,16 @@ def by_number(
         table: opens a table by its name.
     """
     opened = {name: table(name) for name in dict.fromkeys(names)}
-    found: list[Table] = []
+    tables: list[Table] = []
     for number, name in enumerate(names):
         others = [beginnings[one] for one in range(number + 1, len(names)) if names[one] == name]
         if name in names[:number]:
-            found.append(TableOfKind(opened[name], partial(_begins, beginnings[number])))
+            tables.append(TableOfKind(opened[name], partial(_begins, beginnings[number])))
         elif others:
-            found.append(TableOfKind(opened[name], partial(_begins_otherwise, others)))
+            tables.append(TableOfKind(opened[name], partial(_begins_otherwise, others)))
         else:
-            found.append(opened[name])
-    return found
+            tables.append(opened[name])
+    return tables
 
 
 def _begins(beginning: tuple[str, str], row: Row) -> bool:
@@ -57,7 +57,7 @@ def _begins(beginning: tuple[str, str], row: Row) -> bool:
 
 
 def _begins_otherwise(others: Sequence[tuple[str, str]], row: Row) -> bool:
-    return not any(_begins(one, row) for one in others)
+    return not any(_begins(other, row) for other in others)
 
 
 def whole(table: Table) -> Table:

@@ -325,8 +325,8 @@ def all_landed(
 ) -> Landed:
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
     pairs = zip(operations, now, strict=True)
-    found = [landed(operation, row, by_content=by_content) for operation, row in pairs]
+    landeds = [landed(operation, row, by_content=by_content) for operation, row in pairs]
     # All or nothing.
-    if Landed.NO in found:
+    if Landed.NO in landeds:
         return Landed.NO
-    return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN
+    return Landed.YES if all(one is Landed.YES for one in landeds) else Landed.OPEN

@@ -19,7 +19,7 @@ async def similar_tables(service: TableService, name: str) -> str:
     if is_elsewhere(name):
         return ""
     with suppress(ServiceError):
-        plain = {one.lower(): one for one in sorted(await service.table_names())}
+        plain = {table_name.lower(): table_name for table_name in sorted(await service.table_names())}
         if near := get_close_matches(name.lower(), plain, 1, 0.6):
             return f"write {plain[near[0]]}, which exists; else "
         if plain:

@@ -49,23 +49,23 @@ async def find_middle(
         return None
 
     async def partition_beyond(text: str) -> str | None:
-        found = await first(KeyRange(EntityKey(text, LAST_ROW), rest.upto))
-        return None if found is None or found.partition == text else found.partition
+        key = await first(KeyRange(EntityKey(text, LAST_ROW), rest.upto))
+        return None if key is None or key.partition == text else key.partition
 
     lowest = cursor or await first(rest)
     if lowest is None:
         return None
 
     async def row_beyond(text: str) -> str | None:
-        found = await first(KeyRange(EntityKey(lowest.partition, text), rest.upto))
-        return None if found is None or found.partition != lowest.partition else found.row
+        key = await first(KeyRange(EntityKey(lowest.partition, text), rest.upto))
+        return None if key is None or key.partition != lowest.partition else key.row
 
-    found: EntityKey | None = None
+    key: EntityKey | None = None
     if (partition := await middle_text(lowest.partition, partition_beyond)) is not None:
-        found = EntityKey(partition, LAST_ROW)
+        key = EntityKey(partition, LAST_ROW)
     elif not partitions_apart and (row := await middle_text(lowest.row, row_beyond)) is not None:
-        found = EntityKey(lowest.partition, row)
-    return found if found is not None and found in rest else None
+        key = EntityKey(lowest.partition, row)
+    return key if key is not None and key in rest else None
 
 
 async def middle_text(low: str, beyond: Beyond) -> str | None:

@@ -190,7 +190,7 @@ class Transport:
     @property
     def any_sent(self) -> bool:
         """Whether a request was sent and is not answered yet."""
-        return any(one.begun for one in self._sendings)
+        return any(sending.begun for sending in self._sendings)
 
     @property
     def late_s(self) -> float:

@@ -344,8 +344,8 @@ def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
         if status >= 400:
             code, index = error_code(body[answer.end() :].lstrip(), batch=True)
             return BatchFailure(status, code, index)
-        found = _ETAG_HEADER.search(answer[2])
-        etags.append(None if found is None else found[1].decode("latin-1").strip())
+        match = _ETAG_HEADER.search(answer[2])
+        etags.append(None if match is None else match[1].decode("latin-1").strip())
     if len(etags) != count:
         raise ValueError(f"the answer to a batch of {count} has {len(etags)} parts")
     return etags

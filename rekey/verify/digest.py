@@ -39,7 +39,9 @@ def buckets_of(rows: Sequence[Row]) -> list[int]:
     """Return the buckets of rows by their keys."""
     partitions, keys = [row[PARTITION_KEY] for row in rows], [row[ROW_KEY] for row in rows]
     # A page mostly has few partitions: the checksum of each is begun once.
-    begun = {one: crc32(f"{one}\0".encode("utf-8", "surrogatepass")) for one in set(partitions)}
+    begun = {
+        partition: crc32(f"{partition}\0".encode("utf-8", "surrogatepass")) for partition in set(partitions)
+    }
     try:
         sums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
     except UnicodeEncodeError:

@@ -82,7 +82,7 @@ async def full(
     traces = ctx.brings and reader is None and not work.sitting
     work.sit_down(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
-    found, repaired, changed_between = Findings(), None, False
+    findings, repaired, changed_between = Findings(), None, False
     with ExitStack() as stack:
         trace = stack.enter_context(Trace(ctx.folder)) if traces else None
         with patient_collector():
@@ -111,7 +111,7 @@ async def full(
                 async for settled in settle(ctx, iter(portion)):
                     collector.take(settled)
                     again.put_back(settled)
-            found = collector.findings()
+            findings = collector.findings()
             if repair:
                 repaired = await repair_all(ctx, kept)
             again.change(work)
@@ -138,11 +138,11 @@ async def full(
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
-        found=found,
+        found=findings,
         changed_between=changed_between,
         repair=repaired,
         source_digest=told_digest(work.source),
-        read=tuple(TableRead(ctx.table(one.table).name, *one[1:]) for one in work.reads.values()),
+        read=tuple(TableRead(ctx.table(read.table).name, *read[1:]) for read in work.reads.values()),
     )
 
 
@@ -163,11 +163,11 @@ class Changes:
 
     def put_back(self, settled: Sequence[Looked]) -> None:
         """Add the rows of a settled candidate again."""
-        for one in settled:
-            if one.point.table != SOURCE and one.before is not None:
-                for expected, digests in zip((True, False), one.before.rows, strict=True):
+        for check in settled:
+            if check.point.table != SOURCE and check.before is not None:
+                for expected, digests in zip((True, False), check.before.rows, strict=True):
                     for digest in digests:
-                        self._changes.append((expected, one.point.table, one.point.key, digest, 1))
+                        self._changes.append((expected, check.point.table, check.point.key, digest, 1))
 
     def match(self, expected: Record, actual: Record) -> None:
         """Note two records that agree: no candidate is made of them."""
@@ -278,7 +278,9 @@ async def _read_sides(
         for one in by_table.pop(SOURCE, ()):  # refused
             yield one, b""
         for number, sides in by_table.items():
-            for one, digest in zip(sides, digesters[number].digests([one[2] for one in sides]), strict=True):
+            for one, digest in zip(
+                sides, digesters[number].digests([side[2] for side in sides]), strict=True
+            ):
                 yield one, digest
         await ctx.taken(table, page)
 
@@ -292,8 +294,8 @@ def by_key(record: Record) -> int:
 
 
 def _by_row(found: Found) -> int:
-    one = found.divergence
-    return hash_of(f"{one.kind}{one.row_id}{one.source_id}")
+    divergence = found.divergence
+    return hash_of(f"{divergence.kind}{divergence.row_id}{divergence.source_id}")
 
 
 def by_content(record: Record) -> int:

@@ -29,16 +29,16 @@ def render(report: CountReport | SampleReport | FullReport, script: str) -> str:
 def _full(report: FullReport) -> list[str]:
     rows = [
         (
-            *(one.label, f"{one.expected_rows:,}", f"{one.actual_rows:,}"),
-            *(one.expected_digest[:_DIGEST_SHOWN], one.actual_digest[:_DIGEST_SHOWN]),
-            f"{one.differing_buckets:,}",
+            *(comparison.label, f"{comparison.expected_rows:,}", f"{comparison.actual_rows:,}"),
+            *(comparison.expected_digest[:_DIGEST_SHOWN], comparison.actual_digest[:_DIGEST_SHOWN]),
+            f"{comparison.differing_buckets:,}",
         )
-        for one in report.tables
+        for comparison in report.tables
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
     lines = wrapped(f"full verification of {report.source}: {counted(report.source_rows, 'source row')}")
     lines += ["", *table(head, rows, right={1, 2, 5})]
-    if any(one.sitting > 1 for one in report.read):  # the verification was cut off and resumed
+    if any(table_read.sitting > 1 for table_read in report.read):  # the verification was cut off and resumed
         sittings = [
             (f"{one.sitting}", one.table, f"{one.rows:,}", one.begun_at[:19] + "Z", one.ended_at[:19] + "Z")
             for one in report.read
@@ -60,24 +60,24 @@ def _full(report: FullReport) -> list[str]:
 
 def _reread(report: FullReport) -> list[str]:
     """Return what was reread because it differed on the first reading, and with what result."""
-    number, found = sum(one.reread_buckets for one in report.tables), report.found
+    number, findings = sum(one.reread_buckets for one in report.tables), report.found
     if not number:
         return []
     buckets = f"{counted(number, 'bucket')} differed and {'was' if number == 1 else 'were'} read again"
-    said = f"On the first reading {buckets}, {counted(found.rechecked, 'row')} one by one"
-    left = sum(one.differing_buckets for one in report.tables)
+    text = f"On the first reading {buckets}, {counted(findings.rechecked, 'row')} one by one"
+    left = sum(comparison.differing_buckets for comparison in report.tables)
     if report.changed_between:
-        said += ". Rows changed between the readings: the table shows the first."
+        text += ". Rows changed between the readings: the table shows the first."
     else:
-        said += (
+        text += (
             f": {counted(left, 'bucket') if left else 'no bucket'} {'differs' if left < 2 else 'differ'} now."
         )
-    return wrapped(said)
+    return wrapped(text)
 
 
 def _meaning(report: FullReport) -> list[str]:
     """Return the sentence that a report without findings allows."""
-    tables = counted(len({one.table for one in report.tables}), "table")
+    tables = counted(len({comparison.table for comparison in report.tables}), "table")
     if report.equal:
         return wrapped(f"Every row and every property of {tables} is as the source says.")
     if report.found.pending:
@@ -138,7 +138,9 @@ def _what(divergence: Divergence) -> str:
 
 def _count(report: CountReport) -> list[str]:
     head = ("table", "expected", "actual", "partitions", "differing", "moving")
-    rows = [(one.table, *(f"{getattr(one, counted):,}" for counted in head[1:])) for one in report.tables]
+    rows = [
+        (count.table, *(f"{getattr(count, counted):,}" for counted in head[1:])) for count in report.tables
+    ]
     partitions = f"{report.source_rows:,} rows in {report.source_partitions:,} partitions"
     lines = wrapped(f"count of {report.source}: {partitions}")
     lines += ["", *table(head, rows, right=range(1, 6))]

@@ -113,8 +113,8 @@ def _lookups(drawn: Mapping[int, Drawn]) -> int:
     """Return the requests of looking the drawn rows up, at most, unless rows differ."""
     rows, targets = drawn[SOURCE].population, [one for table, one in drawn.items() if table != SOURCE]
     # A source row is read, and for each row it maps to that target row and the source row once more.
-    mapped = sum(-(-one.population // max(1, rows)) for one in targets)
-    from_targets = sum(len(one.keys) for one in targets)
+    mapped = sum(-(-target.population // max(1, rows)) for target in targets)
+    from_targets = sum(len(target.keys) for target in targets)
     return len(drawn[SOURCE].keys) * (1 + 2 * mapped) + LOOKUPS_A_TARGET_ROW * from_targets
 
 

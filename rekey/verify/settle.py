@@ -107,12 +107,12 @@ async def settle(
             room -= len(candidate)
         if not tracked:
             return
-        todo = [one for points in tracked for one in points if not one.settled]
+        todo = [point for points in tracked for point in points if not point.settled]
         await for_each(todo, lambda one: _look(ctx, one, colliding), limit=ctx.concurrency)
         ctx.advance(0)
         before, tracked = tracked, []
         for points in before:
-            if all(one.settled for one in points):
+            if all(point.settled for point in points):
                 yield points
             else:
                 tracked.append(points)
@@ -331,21 +331,21 @@ class Collector:
 
     def take(self, settled: Sequence[Looked]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
-        found = list(_divergences(self.ctx, settled))
-        for each in found:
+        matches = list(_divergences(self.ctx, settled))
+        for each in matches:
             self._counts[each.divergence.kind.value] += 1
             if len(self._listed) < LISTED:
                 self._listed.append(each.divergence)
             if self.keep is not None:
                 self.keep.put(each)
-        unsettled = sum(one.unsettled for one in settled)
+        unsettled = sum(check.unsettled for check in settled)
         pending = sum(one.pending for one in settled)
         suspected = self.suspects or any(one.differed for one in settled)
-        equal = int(suspected and not (found or unsettled or pending))
+        equal = int(suspected and not (matches or unsettled or pending))
         brought = equal * any(one.point in self.brought for one in settled)
         self._others.update(transient=equal - brought, brought=brought, unsettled=unsettled, pending=pending)
         self._others["rechecked"] += len(settled)
-        return len(found)
+        return len(matches)
 
     def findings(self) -> Findings:
         return Findings(dict(sorted(self._counts.items())), tuple(self._listed), **self._others)
@@ -357,8 +357,8 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
     if pair is not None:
         yield pair
         return
-    for one in settled:
-        point, verdict = one.point, one.verdict
+    for check in settled:
+        point, verdict = check.point, check.verdict
         if verdict is None:
             continue
         if verdict.kind is Kind.REFUSED:

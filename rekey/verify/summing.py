@@ -129,7 +129,7 @@ class Adding:
         digesters = list(map(Digester, mapper.tables, not_compared))
         note = None if trace is None else trace.note
         self._add_expected = [
-            sums.adder(one, note) for sums, one in zip(work.expected, digesters, strict=True)
+            sums.adder(digester, note) for sums, digester in zip(work.expected, digesters, strict=True)
         ]
         self._add_actual = [sums.adder(one, note) for sums, one in zip(work.actual, digesters, strict=True)]
 
@@ -163,6 +163,6 @@ def add_mapped(
     """Add the rows that source rows map to by the adder of their table's number; call `refused` for each row
     that the mapping refuses."""
     # About a page at a time: a source row may map to many.
-    for made in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
-        for add, one in zip(adders, made, strict=True):
+    for map_table in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
+        for add, one in zip(adders, map_table, strict=True):
             add(one.rows)

@@ -206,7 +206,7 @@ class Partial:
             "refused": self.refused,
             "begun_at": self.begun_at,
             "sitting": self.sitting,
-            "reads": [list(one) for one in self.reads.values()],
+            "reads": [list(read) for read in self.reads.values()],
         }
 
     @classmethod

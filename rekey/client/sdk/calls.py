@@ -107,7 +107,10 @@ def call_in(request: Message, table: str, changes: Sequence[Message] | None = No
     address, resource = urlsplit(request.url), _resource(request)
     query = parse_qs(address.query)
     # The service checks this before it looks at a row.
-    if sum(len(one.content or "") for one in ([request] if changes is None else changes)) > MAX_BATCH_BYTES:
+    if (
+        sum(len(message.content or "") for message in ([request] if changes is None else changes))
+        > MAX_BATCH_BYTES
+    ):
         raise rejected("RequestBodyTooLarge", "the request has more than 4 MiB", status=413)
     if changes is not None:
         return Write(tuple(_operations(changes, table)), batch=True)
@@ -118,16 +121,16 @@ def call_in(request: Message, table: str, changes: Sequence[Message] | None = No
     if _TABLE.fullmatch(resource) and request.method == "DELETE":
         return Table.DELETE
     if request.method in ("GET", "HEAD"):
-        found = _ENTITY.fullmatch(resource)
-        _check_table(found["table"] if found else resource.removesuffix("()"), table)
-        return Read(_key(found) if found else None, partial="$select" in query)
+        match = _ENTITY.fullmatch(resource)
+        _check_table(match["table"] if match else resource.removesuffix("()"), table)
+        return Read(_key(match) if match else None, partial="$select" in query)
     return Write((_operation(request, table),), prefer=request.headers.get("prefer", ""))
 
 
 def key_in(resource: str) -> tuple[str, EntityKey] | None:
     """Return table and key of a decoded resource that names one row, None for any other."""
-    found = _ENTITY.fullmatch(resource)
-    return None if found is None else (found["table"], _key(found))
+    match = _ENTITY.fullmatch(resource)
+    return None if match is None else (match["table"], _key(match))
 
 
 def row_of(body: Any) -> Row:
@@ -155,9 +158,9 @@ def _changes(parts: Sequence[Any]) -> Sequence[HttpRequest]:
 
 
 def _operations(changes: Sequence[Message], table: str) -> Iterator[Operation]:
-    for index, one in enumerate(changes):
+    for index, message in enumerate(changes):
         try:
-            yield _operation(one, table)
+            yield _operation(message, table)
         except RequestRejected as refused:
             refused.index = index if len(changes) > 1 else None
             raise
@@ -166,8 +169,8 @@ def _operations(changes: Sequence[Message], table: str) -> Iterator[Operation]:
 def _operation(request: Message, table: str) -> Operation:
     resource, headers = _resource(request), request.headers
     method = headers.get("x-http-method", request.method).upper()
-    found = _ENTITY.fullmatch(resource)
-    if found is None:
+    match = _ENTITY.fullmatch(resource)
+    if match is None:
         if method != "POST":
             raise ValueError(f"a {method} request that no TableClient makes")
         _check_table(resource.removesuffix("()"), table)
@@ -178,8 +181,8 @@ def _operation(request: Message, table: str) -> Operation:
             if not isinstance(row[name], str):
                 raise rejected("InvalidInput", "a key is not text")
         return Operation(Verb.INSERT, row)
-    _check_table(found["table"], table)
-    key = _key(found)
+    _check_table(match["table"], table)
+    key = _key(match)
     etag = headers.get("if-match")
     # Refused before any row is looked at (recorded by azure-storage-go's TestDelete; "weak" as Azurite, which
     # names parity with Azure).

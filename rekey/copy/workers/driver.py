@@ -182,7 +182,7 @@ class Driver(Generic[S]):
             WorkersFailed: the executor or its workers keep failing.
             RekeyError: a worker met an error that is not transient; see `Failure`.
         """
-        self._waiting.extend(_Piece(one) for one in pieces)
+        self._waiting.extend(_Piece(piece) for piece in pieces)
         try:
             while self._flying or (self._waiting and not self._ends):
                 self.check()
@@ -337,8 +337,8 @@ class Driver(Generic[S]):
     def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
-        said = "a task came to nothing: %s; failure %d in a row of its range"
-        _LOG.info(said, what, piece.failed, extra={"event": "task-failed"})
+        text = "a task came to nothing: %s; failure %d in a row of its range"
+        _LOG.info(text, what, piece.failed, extra={"event": "task-failed"})
         if piece.failed >= TRIES:
             self._error = self._error or refusal("task-given-up", tries=TRIES, last=what)
 

@@ -60,7 +60,7 @@ class Opened:
     @property
     def rates(self) -> Rates:
         """The summed rates of all tasks at work; None where a task has no limit, or there are no tasks."""
-        account = [one.entities_per_second for one in self.at_work.values()]
+        account = [task.entities_per_second for task in self.at_work.values()]
         partition = [one.partition_entities_per_second for one in self.at_work.values()]
         return Rates(
             sum(account) if account and all(account) else None,

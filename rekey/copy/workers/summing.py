@@ -44,7 +44,9 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
         return result
     if task.table == SOURCE:
         sums = {"source": work.source.packed()}
-        sums |= {f"expected{number}": one.packed() for number, one in enumerate(work.expected)}
+        sums |= {
+            f"expected{number}": bucket_sums.packed() for number, bucket_sums in enumerate(work.expected)
+        }
     else:
         numbers = actual_sums(opened.mapper, task.table)
         sums = {name: work.actual[number].packed() for name, number in numbers.items()}
@@ -100,12 +102,17 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
 
 
 def _not_compared(opened: Opened, task: Task) -> list[frozenset[str]]:
-    return [one if task.authority_is_target else frozenset[str]() for one in opened.mapper.timestamp_copies]
+    return [
+        timestamp_copy if task.authority_is_target else frozenset[str]()
+        for timestamp_copy in opened.mapper.timestamp_copies
+    ]
 
 
 def packed_buckets(differing: Sequence[frozenset[int]]) -> tuple[bytes, ...]:
     """Pack sets of buckets for a task: by target, a bit for each bucket."""
-    return tuple(sum(1 << one for one in buckets).to_bytes(BUCKETS // 8, "little") for buckets in differing)
+    return tuple(
+        sum(1 << bucket for bucket in buckets).to_bytes(BUCKETS // 8, "little") for buckets in differing
+    )
 
 
 def unpacked_buckets(packed: Sequence[bytes]) -> list[frozenset[int]]:

@@ -91,7 +91,9 @@ async def conditions(on: Scene) -> Seen:
     """A condition holds for the row's current ETag only."""
     stale = await on.table.insert(on.row(N=1))
     fresh = await on.table.replace(on.row(N=2), etag=stale)
-    seen = {str(one): await told(on.table.write(Operation(one, on.row(N=3), stale))) for one in _CONDITIONAL}
+    seen = {
+        str(verb): await told(on.table.write(Operation(verb, on.row(N=3), stale))) for verb in _CONDITIONAL
+    }
     seen["kept"] = await on.number()
     return {**seen, "current": await told(on.table.delete(key_of(on.row()), etag=fresh))}
 
@@ -261,7 +263,7 @@ async def timestamps(on: Scene) -> Seen:
         await on.table.upsert(on.row("same" if number < 4 else f"r{number}", N=number))
         stamps.append(str((await on.get("same" if number < 4 else f"r{number}")).get(TIMESTAMP)))
     ticks = [ticks_of(stamp) for stamp in stamps]
-    finest = next((unit for unit in (10_000_000, 10_000, 10) if not any(one % unit for one in ticks)), 1)
+    finest = next((unit for unit in (10_000_000, 10_000, 10) if not any(tick % unit for tick in ticks)), 1)
     return {
         "of_a_row_rise": all(a < b for a, b in pairwise(ticks[:4])),
         "of_a_partition_do_not_fall": ticks == sorted(ticks),
@@ -372,7 +374,7 @@ async def transaction_whole(on: Scene) -> Seen:
         "missing": Operation(Verb.MERGE, on.row("absent", N=2)),
         "changed": Operation(Verb.REPLACE, on.row("there", N=2), _STALE),
     }
-    seen = {name: await told(on.table.transact([*others, one])) for name, one in failing.items()}
+    seen = {name: await told(on.table.transact([*others, operation])) for name, operation in failing.items()}
     seen["single"] = await told(on.table.transact([failing["exists"]]))
     return {**seen, "after_as_before": await on.scan() == before}
 
@@ -385,7 +387,7 @@ async def transaction_limits(on: Scene) -> Seen:
     async def send(operations: Sequence[Operation]) -> None:
         mark = secrets.token_hex(16)
         headers = {**COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
-        body = batch_body([encoder.encode(one) for one in operations], mark)
+        body = batch_body([encoder.encode(operation) for operation in operations], mark)
         answer: Answer = await transport.send(Request("POST", "$batch", "write a batch", headers, body))
         read_batch(answer, "write a batch", operations)
 
@@ -517,7 +519,7 @@ def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list
     for word in dict.fromkeys([*holds, *seen]):
         there, wanted = str(seen.get(word, "nothing")), holds.get(word, "nothing")
         patterns = [wanted] if isinstance(wanted, str) else wanted
-        if word not in holds or not any(fnmatchcase(there, one) for one in patterns):
+        if word not in holds or not any(fnmatchcase(there, pattern) for pattern in patterns):
             is_known = word in known and fnmatchcase(there, known[word])
             told = {"word": word, "wanted": " or ".join(patterns), "seen": there, "known": is_known}
             found.append({**told, "promise": PROMISES[CHECKS[check]["promise"]]})

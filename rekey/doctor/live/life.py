@@ -112,7 +112,10 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
                 await core.open()
                 return lambda operation: core.write([operation])
 
-            ends = {name: Endpoint(one.endpoint, credential(one)) for name, one in config.accounts.items()}
+            ends = {
+                name: Endpoint(account.endpoint, credential(account))
+                for name, account in config.accounts.items()
+            }
             in_old = await client(source) if dual else old.write
             running = project.start("apply", "0001_live")
             copied = 0

@@ -73,7 +73,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
             stale = await leftovers(account.account, now)
             removed = [name for name in stale if await service.delete_table(name)]
             told.append({"section": account.section, "service": str(account.kind), "removed": removed})
-        others = [one.account for one in accounts[:-1]]
+        others = [account.account for account in accounts[:-1]]
         tried = accounts[:-1] if any(map(config.restricted.is_same_as, others)) else accounts
         every = {**ALIKE, **WIRE}
         checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
@@ -87,7 +87,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
     return {
         "schema": LIVE_SCHEMA,
         "rekey": VERSION,
-        "endpoints": " ".join(one.endpoint for one in config.accounts.values()),
+        "endpoints": " ".join(account.endpoint for account in config.accounts.values()),
         "ended_at": now,
         "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
         "checks": [
@@ -123,7 +123,7 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
             yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
     if known:
         yield found("live-known", "Azurite", known=listed(list(known)))
-    held = sum(not one["deviations"] for one in checks)
+    held = sum(not check["deviations"] for check in checks)
     yield Fact("checks", f"{held} of {len(checks)} saw exactly what rekey takes for granted")
     for one in report["accounts"]:
         about = f"[{one['section']}]"

@@ -37,8 +37,8 @@ def new_prefix(now: str) -> str:
 
 def is_stale(name: str, now: str) -> bool:
     """Tell whether a table is of an earlier run that is certainly over."""
-    found = _NAME.fullmatch(name)
-    return found is not None and int(found[1]) < ticks_of(now) // TICKS_PER_SECOND - STALE_S
+    match = _NAME.fullmatch(name)
+    return match is not None and int(match[1]) < ticks_of(now) // TICKS_PER_SECOND - STALE_S
 
 
 def opened(account: Account) -> AzureTableService:

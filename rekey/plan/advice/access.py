@@ -182,7 +182,7 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
     if facts.migration is None:
         return
     batch = facts.load.get("rows_per_batch", 1.0)
-    ranged = [one for one in facts.migration.queries if one.kind != "point"]
+    ranged = [query for query in facts.migration.queries if query.kind != "point"]
     # An index may serve the ranges: they are badly served only where no planned table keeps rows together.
     together = any(table.rows_per_partition > ALONE for table in facts.planned)
     for table in facts.planned[:1]:
@@ -203,19 +203,19 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
     or where every few rows open a new partition."""
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
-        said = ""
+        text = ""
         if table.declared is not None:
             parts = parts_of(table.declared.partition_key)
             if parts and isinstance(parts[0], RISING + FALLING):
-                said = f"the PartitionKey begins with {parts[0].describe()}"
+                text = f"the PartitionKey begins with {parts[0].describe()}"
         elif table.partition_order in (Order.APPEND, Order.PREPEND):
-            said = f"partitions are {table.partition_order}, by their Timestamps"
+            text = f"partitions are {table.partition_order}, by their Timestamps"
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
-        if said and (writes >= BUSY_WRITES or fine):
+        if text and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
             partitions = counted(table.partitions, "partition")
             figures = f"; {partitions} of {table.rows_per_partition:.1f} rows" if table.rows else ""
-            yield table.advice("partition-order", said=said, figures=figures, load=load)
+            yield table.advice("partition-order", said=text, figures=figures, load=load)
 
 
 RULES = (

@@ -16,7 +16,7 @@ RULES: tuple[Rule, ...] = (*identity.RULES, *access.RULES, *form.RULES)
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
     """Return all advice: on planned keys first, errors first. Waived advice stays, with its reason."""
-    found = [one for rule in RULES for one in rule(facts)]
+    found = [advice for rule in RULES for advice in rule(facts)]
     if facts.migration is not None:
         left = {one.code for one in found if not one.today}
         found = [

@@ -65,7 +65,7 @@ def number_widths(column: KeyColumn) -> tuple[int, int] | None:
 
 
 def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
-    padded = sum(len(one) > 1 and one[0] == "0" for one in digits)
+    padded = sum(len(digit) > 1 and digit[0] == "0" for digit in digits)
     widths = Counter(map(len, digits))
     if padded > (1 - NEARLY_ALL) * len(digits) or len(widths) < 2:
         return None

@@ -76,7 +76,7 @@ class Gatherer:
         self._map = map_row
         self._prices = prices or Prices()
         self._repeated = self._unrepeatable = 0
-        self._streams = [_stream_of(one, migration) for one in migration.filled]
+        self._streams = [_stream_of(target, migration) for target in migration.filled]
         self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, migration)]
 
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
@@ -93,11 +93,11 @@ class Gatherer:
             stream = self._streams[number]
             named = target[PARTITION_KEY] if stream is None else stream(row)
             self.tallies[1 + number].add(target, stamp, named)
-        for found, evaluate, items in self._hashes:
+        for hash_input, evaluate, items in self._hashes:
             for item in [""] if items is None else items(row)[:ITEMS]:
                 # The row was mapped, so only a branch that its own key does not use can refuse.
                 with suppress(RowRefused):
-                    found.inputs.add(evaluate(row, item))
+                    hash_input.inputs.add(evaluate(row, item))
 
     def facts(
         self,
@@ -129,7 +129,7 @@ class Gatherer:
             colliding=colliding,
             repeated=self._repeated,
             unrepeatable=self._unrepeatable,
-            hash_inputs=tuple(found for found, _, _ in self._hashes),
+            hash_inputs=tuple(hash_input for hash_input, _, _ in self._hashes),
             prices=self._prices,
         )
 

@@ -60,20 +60,20 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Yield advice on unkeyed hashes of inputs that can be listed (1.6 million guesses a second and core)."""
     rows = max([table.rows for table in facts.planned], default=0)
-    for one in facts.hash_inputs:
-        inputs, what = one.inputs, ""
-        if one.buckets is not None and one.buckets * LEAST_SHARING <= rows:
+    for hash_input in facts.hash_inputs:
+        inputs, what = hash_input.inputs, ""
+        if hash_input.buckets is not None and hash_input.buckets * LEAST_SHARING <= rows:
             continue
         shapes, most = personal_shapes(inputs), inputs.lengths.most
         numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
         if shapes:
             what = f"{percent(inputs.share(shapes[0]))} have the form of {PERSONAL[shapes[0]][1]}"
-        elif one.buckets is None and inputs.keys >= LEAST_PERSONAL and numbers >= GUESSABLE_SHARE:
+        elif hash_input.buckets is None and inputs.keys >= LEAST_PERSONAL and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
-        if what and one.buckets is not None:
-            what += f", {one.buckets:,} buckets for {counted(rows, 'row')}"
+        if what and hash_input.buckets is not None:
+            what += f", {hash_input.buckets:,} buckets for {counted(rows, 'row')}"
         if what:
-            yield advice("guessable-hash", one.where, one=one, what=what)
+            yield advice("guessable-hash", hash_input.where, one=hash_input, what=what)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:
@@ -101,9 +101,9 @@ def short_id(facts: Facts) -> Iterator[Advice]:
         if chance < WORTH_SAYING:
             continue
         severity = Severity.ERROR if chance >= LIKELY else Severity.WARNING
-        said = percent(chance) if chance >= 0.001 else f"1 in {1 / chance:,.0f}"
+        text = percent(chance) if chance >= 0.001 else f"1 in {1 / chance:,.0f}"
         figures = {"most": column.lengths.most, "bits": bits, "rows": counted(round(rows), "row")}
-        yield table.advice("short-id", severity, key=key, chance=said, **figures)
+        yield table.advice("short-id", severity, key=key, chance=text, **figures)
 
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:

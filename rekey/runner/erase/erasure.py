@@ -196,7 +196,7 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
     subjects: dict[str, EntityKey] = {}
     before: dict[str, str] = {}
     unknown: list[str] = []
-    told: list[EntityKey] = []
+    keys: list[EntityKey] = []
     for query in queries:
         met = await lookup.meet(query)
         await store.learn(met.rows)
@@ -213,10 +213,10 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
         if not sources and not on:
             unknown += met.row_ids
         subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
-        told += [key for key in (query.old, query.new) if key is not None]
+        keys += [key for key in (query.old, query.new) if key is not None]
     for key in subjects.values():
-        told += [key, *(target.key for target in await listed_targets(run, key))]
-    return Asked(subjects, before, tuple(unknown), tuple(told))
+        keys += [key, *(target.key for target in await listed_targets(run, key))]
+    return Asked(subjects, before, tuple(unknown), tuple(keys))
 
 
 async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Done:

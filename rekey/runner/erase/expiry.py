@@ -43,7 +43,7 @@ class Expired:
     removed_rows: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        left = [{"cohort": one.name, "over_at": format_ticks(one.over_at)} for one in self.left]
+        left = [{"cohort": cohort.name, "over_at": format_ticks(cohort.over_at)} for cohort in self.left]
         return asdict(self) | {"cohorts": list(self.cohorts), "left": left}
 
 
@@ -70,7 +70,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         # Nothing is sealed after this, so no data key is shredded that a client still seals with.
         control = await require_complete(run)
         now, seen = await _seen(run, control)
-        due, why = [one.name for one in seen if one.is_due(now)], OVER
+        due, why = [cohort.name for cohort in seen if cohort.is_due(now)], OVER
         if cohort is not None:
             found = next((one for one in seen if one.name == cohort), None)
             if found is None:
@@ -130,7 +130,7 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
     if begun:
         make_checkpoint(run.state, session.signer, f"{run.script_id}: erased", run.progress)
     _, seen = await _seen(run, control)
-    left = sorted((one for one in seen if not one.erased_on), key=lambda one: one.over_at)
+    left = sorted((cohort for cohort in seen if not cohort.erased_on), key=lambda one: one.over_at)
     return Expired(on, tuple(erased), counts.get("deleted_rows", 0), counts.get("kept_rows", 0), tuple(left))
 
 
@@ -173,10 +173,10 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
     at = EntityKey(key_partition(run.script_id), WHOLE)
     for _ in range(MAX_ROUNDS):
         row = await table.get(at)
-        said = on if row is None else tombstones.read(row)
+        text = on if row is None else tombstones.read(row)
         if row is not None and (row.get(DONE, False) or not done):
-            return said
-        made = tombstones.make(at, said) | {DONE: done}
+            return text
+        made = tombstones.make(at, text) | {DONE: done}
         try:
             if row is None:
                 await table.insert(made)
@@ -184,5 +184,5 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
                 await table.replace(made, etag=etag_of(row))
         except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             continue
-        return said
+        return text
     raise refusal("mark-changing")

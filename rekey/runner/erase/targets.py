@@ -63,7 +63,9 @@ async def find_rows(
         run.check()
         row_id, source = subject
         listed = await listed_targets(run, source)
-        mains = {one.key for one in listed if one.table == 0 and await _is_owner(run, source, one.key)}
+        mains = {
+            target.key for target in listed if target.table == 0 and await _is_owner(run, source, target.key)
+        }
         owners.update(dict.fromkeys(mains, row_id))
         there = await _read(run, [place for place in listed if place.table in within])
         for place, row in there.items():
@@ -132,7 +134,11 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
             # No answer: a row that still has its ETag may be deleted again. A delayed delete finds that row
             # or none.
             now = await _read(run, [place for place, _ in left])
-            changed = [one for place, one in left if (row := now[place]) and etag_of(row) != one.etag]
+            changed = [
+                operation
+                for place, operation in left
+                if (row := now[place]) and etag_of(row) != operation.etag
+            ]
             if changed:
                 return deleted, False
             left = [one for one in left if now[one[0]] is not None]

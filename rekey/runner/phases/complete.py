@@ -32,8 +32,8 @@ async def gate(run: Run) -> list[str]:
         return reasons
     seen = await clients.look(run)
     old = [row for row in seen.live if row.view == "old"]
-    said = "clients still use the old view, which `complete` ends"
-    return [f"{said}: {clients.named(old, seen.now)}"] if old else []
+    text = "clients still use the old view, which `complete` ends"
+    return [f"{text}: {clients.named(old, seen.now)}"] if old else []
 
 
 async def run(run: Run) -> Counters:
@@ -97,8 +97,8 @@ async def _drain(run: Run) -> int:
     # never be ended by any command.
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
-        said = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
-        run.progress.note(said, "intent-given-up")
+        text = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
+        run.progress.note(text, "intent-given-up")
 
     return await clients.drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 

@@ -148,10 +148,10 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
             one.check()
             strays.append(one.ids.short(one.source.name, key_of(row)))
         if strays:
-            said = f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"
+            text = f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"
             step = next_step("still-writing", script=one.declared.named, source=one.source.name)
             with of_member(one):
-                raise WriterAtWork("cutover", [said], hint=str(step))
+                raise WriterAtWork("cutover", [text], hint=str(step))
     for one, report in zip(runs, reports, strict=False):
         if report.findings:
             step = after_findings(one.script_id, one.source.name, report.as_json())
@@ -304,8 +304,8 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        said = "the control row still says `freeze`; the next `rekey` command on it puts it back"
-        run.progress.note(said, "freeze-left-behind")
+        text = "the control row still says `freeze`; the next `rekey` command on it puts it back"
+        run.progress.note(text, "freeze-left-behind")
         return False
     return True
 
@@ -455,7 +455,7 @@ async def _prove_the_way_back(run: Run) -> None:
     report = await verify_full(run)
     listed, indexes = report.found.listed, run.mapper.labels[1:]
     # The main target is the authority: a difference in it is never repaired.
-    in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
+    in_indexes = len(listed) == wrong(report) and all(divergence.table in indexes for divergence in listed)
     if report.findings and in_indexes:
         await verify_full(run, repair=True)
         await until_quiet(run)

@@ -33,8 +33,8 @@ async def run(run: Run) -> Counters:
     clients = len((await look(run)).live)
     if not clients:
         missing = f"{run.script_id}: no client of the application is registered; what is written to"
-        said = f"{missing} {run.source.name} now is not followed, and verification will find it"
-        run.progress.note(said, "warning")
+        text = f"{missing} {run.source.name} now is not followed, and verification will find it"
+        run.progress.note(text, "warning")
     return {"clients": clients}
 
 

@@ -99,15 +99,15 @@ async def _try_odd_keys(run: Run, name: str) -> None:
         finally:
             await run.tables.delete_table(name)
     except CredentialRefused:
-        said = "odd keys were not tried: the credential may not make a table of its own"
-        run.progress.note(f"{account.name}: {said}; `rekey doctor --live` tries them", "odd-keys-untried")
+        text = "odd keys were not tried: the credential may not make a table of its own"
+        run.progress.note(f"{account.name}: {text}; `rekey doctor --live` tries them", "odd-keys-untried")
         return
     if misread.in_queries:
         raise refusal("keys-misread", account=account, keys=", ".join(misread.in_queries))
     if misread.at_addresses:
-        said = f"addresses of rows are misread on the way to {account.name}, of keys with"
+        text = f"addresses of rows are misread on the way to {account.name}, of keys with"
         done = "such rows are read by queries, and written by transactions"
-        run.progress.note(f"{said} {', '.join(misread.at_addresses)}: {done}", "addresses-misread")
+        run.progress.note(f"{text} {', '.join(misread.at_addresses)}: {done}", "addresses-misread")
 
 
 async def undo(run: Run) -> None:
