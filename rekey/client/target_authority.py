@@ -9,7 +9,7 @@ from rekey.client.authority import Authority, index_places
 from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.reservations import RELEASES
 from rekey.client.steps import Draft, During, Prepared, Request, known, targets_of
-from rekey.errors import RowRefused, Unavailable
+from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.mapping.store import remember
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -85,7 +85,14 @@ class TargetAuthority(Authority):
                 await self.mapping.claim_main(old_key, target, self._keeps)
         listed = self._reserve if self.mapper.content_derived and creates else self._list
         reserves = [self.reservations.reserve(draft, target, self._keeps)] if shared else []
-        await side_by_side([*reserves, listed(draft, target)])
+        try:
+            await side_by_side([*reserves, listed(draft, target)])
+        except Collision:
+            row = await self.table.get(target.key)
+            if row is None or self.reverse.named_by(row) != old_key:
+                raise
+            # Another write has made the same row meanwhile, and the claim is still passing on to it.
+            draft.mapping.outdated = True
 
     def is_new(self, draft: Draft, target: TargetKey) -> bool:
         return target not in self.given_before(draft, draft.replicas.read.get(source_place(draft.old_key)))

@@ -105,6 +105,25 @@ async def test_a_row_that_takes_the_key_between_any_two_calls_of_a_write_is_not_
                 assert len(left) == ("done" in taken.answers), context
 
 
+@pytest.mark.parametrize("view", View)
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+@pytest.mark.parametrize("verb", ["insert", "upsert", "upsert-merge"])
+async def test_two_writes_that_create_one_row_do_not_collide(
+    verb: str, phase: ControlPhase, view: View
+) -> None:
+    """The key's former row is gone. What one write read of its claim is older than the row of the other."""
+    for other_view in View:
+        for number in itertools.count():
+            taken = Taken(phase, _VERBS[verb], view, other_view, is_gone=True, knows=False, old_key=OTHER)
+            if not await taken.between(number):
+                assert number > 5
+                break
+            await taken.world.assert_quiet()
+            assert set(taken.answers) <= {"done", "RowExists"}, (other_view, number, taken.answers)
+            assert "done" in taken.answers
+            assert len(taken.world.service.dump("Users")) == 1
+
+
 @dataclass
 class Taken:
     """A write of a row whose target key another row takes meanwhile.
@@ -112,6 +131,7 @@ class Taken:
     Attributes:
         is_gone: whether the row was deleted before; if not, whoever takes the key deletes it first.
         knows: whether the writer has written the row before: it may believe what it saw then.
+        old_key: of the row that is written.
         answers: what both writes were told: "done", or the name of the error.
     """
 
@@ -121,6 +141,7 @@ class Taken:
     other_view: View
     is_gone: bool
     knows: bool
+    old_key: str = FORMER
     world: DualWorld = field(init=False)
     answers: list[str] = field(default_factory=list)
 
@@ -146,7 +167,7 @@ class Taken:
                 await self.told(other, insert(self.seen(self.row(OTHER, "theirs"), self.other_view)))
 
         self.world.service.gate = gate
-        await self.told(writer, self.makes(self.seen(self.row(FORMER, "mine"), self.view)))
+        await self.told(writer, self.makes(self.seen(self.row(self.old_key, "mine"), self.view)))
         self.world.service.gate = _pass
         return len(self.answers) > 1
 

@@ -193,5 +193,5 @@ def _target_of(rows: MappingRows, row: Row) -> Sequence[str]:
     """Return the target key that a reverse row names, beside the source key."""
     if rows.sealer is None:
         return row["NewPartitionKey"], row["NewRowKey"]
-    _, target = json.loads(rows.sealer.unseal(REVERSE, MAPPING_TABLE, row, lane=row["RowKey"][:1]))
+    target = json.loads(rows.sealer.unseal(REVERSE, MAPPING_TABLE, row, lane=row["RowKey"][:1]))[1]
     return list(target)
