@@ -102,7 +102,7 @@ lowest: $(VENV)/.azurite
 		--no-emit-index-url --extra keyvault --extra dask --extra metrics pyproject.toml -o $(VENV)/lowest.txt
 	awk -F == 'NR == FNR { low[$$1]; next } /^[a-z]/ && !($$1 in low) { sub(/ \\$$/, ""); print }' \
 		$(VENV)/lowest.txt requirements-dev.txt > $(VENV)/tools.txt
-	$(PYTHON) -m venv --clear --without-pip $(LOWEST)
+	$(PYTHON) -m venv --clear $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python -e '.[dev]' -c $(VENV)/lowest.txt -c $(VENV)/tools.txt
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak" $(TIER)
 

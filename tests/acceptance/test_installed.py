@@ -241,7 +241,9 @@ class Image:
         return {f"{name} {when}" for name, when in names.items() if not name.startswith(tuple(volumes))}
 
     def _from(self, base: str) -> None:
-        assert base.split()[0].rpartition(":")[2].endswith("-slim")
+        image, _, digest = base.split()[0].partition("@")
+        assert image.endswith("-slim")
+        assert digest.startswith("sha256:")
         self.environment = {"PATH": f"{self.root}/usr/local/bin:/usr/bin:/bin"}
 
     def _copy(self, words: str) -> None:
