@@ -234,12 +234,12 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         what = "a command is missing"
-    configuration_error = ConfigurationError(what, kept="Nothing was started.", hint=hint)
+    usage_error = ConfigurationError(what, kept="Nothing was started.", hint=hint)
     if "--json" not in words:
-        shell.note(f"rekey: {configuration_error}", "error", **configuration_error.as_json())
+        shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
         return ExitCode.USAGE
     shell.json = True
-    return shell.emit({**configuration_error.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
+    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:

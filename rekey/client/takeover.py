@@ -117,8 +117,8 @@ class TakeOver:
         self._skipped = Counter({intent.id: self._skipped[intent.id] for group in groups for intent in group})
         settled = 0
         for start in range(0, len(groups), _AT_ONCE):
-            intentses = groups[start : start + _AT_ONCE]
-            counts = await side_by_side(self._settle(one, permit) for one in intentses)
+            batch = groups[start : start + _AT_ONCE]
+            counts = await side_by_side(self._settle(one, permit) for one in batch)
             settled += sum(filter(None, counts))
             if all(count is None for count in counts):
                 break  # the service fails: do not let every client keep asking it

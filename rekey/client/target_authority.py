@@ -62,18 +62,19 @@ class TargetAuthority(Authority):
             await self._prepare_row(draft, row_after(operation, draft.before) or {}, owner)
 
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
-        old_key = draft.old_key
-        if draft.before is not None and self.reverse.named_by(draft.before) not in (None, old_key):
+        old_key, before = draft.old_key, draft.before
+        named = None if before is None else self.reverse.named_by(before)
+        if before is not None and named not in (None, old_key):
             # The claim was read concurrently with the row, so it may be older: since then another old key may
             # have taken the target key and written this row.
-            draft.mapping.owner = await self.reverse.holder(draft.before)
+            draft.mapping.owner = await self.reverse.holder(before)
         owner = draft.mapping.owner
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):
-            if draft.before is not None and self.reverse.named_by(draft.before) == old_key:
+            if named == old_key:
                 draft.slow = True  # the key is just passing on to this old key
-            elif draft.before is not None and owner is not None:
+            elif before is not None and owner is not None:
                 raise RowRefused(
                     "not-reversible",
                     "target",

@@ -164,15 +164,15 @@ class Mapper:
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         # Without the cost of a constructor, as in `rekey.model.key_of`.
-        target_rowses = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
-        for row, target_rows in zip(rows, target_rowses, strict=True) if self._indexes else ():
+        mapped = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
+        for row, target_rows in zip(rows, mapped, strict=True) if self._indexes else ():
             for number, index in self._indexes:
                 target_rows += [
                     TargetRow(number, made_row) for made_row in index.make_all(row, target_rows[0].row)
                 ]
             if self.together:
                 self._check_together(target_rows)
-        return target_rowses
+        return mapped
 
     def kind_of(self, row_key: str) -> int:
         """Return the table number of a row in the main target's table: 0, or that of its secondary rows."""

@@ -376,7 +376,7 @@ def _similar(name: str, names: Iterable[str]) -> str:
     written = name.replace("_", "").lower()
     if _MEANT.get(written) in plain:
         return _MEANT[written]
-    return next((plain[get_close_match] for get_close_match in get_close_matches(written, plain, 1, 0.6)), "")
+    return next((plain[close] for close in get_close_matches(written, plain, 1, 0.6)), "")
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:

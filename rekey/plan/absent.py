@@ -52,7 +52,7 @@ def spelling_of(name: str, there: Collection[str]) -> str:
     if not name.isidentifier() or not any(map(str.isalpha, name)):
         return f'constant text is keys.literal("{name}"); {listed}'
     plain = {name.lower(): name for name in names}
-    near = [plain[get_close_match] for get_close_match in get_close_matches(name.lower(), plain, 1, 0.6)]
+    near = [plain[close] for close in get_close_matches(name.lower(), plain, 1, 0.6)]
     return f"write {near[0]}, or check the spelling; {listed}" if near else f"check the spelling; {listed}"
 
 

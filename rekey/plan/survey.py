@@ -227,14 +227,14 @@ class Survey:
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
         """The refusals by reason, the most frequent first."""
-        refused_rowses = []
+        refused = []
         for row_refused, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
             ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
             rows = RefusedRows(
                 row_refused.code, row_refused.field, row_refused.problem, row_refused.cure, count, ids, keys
             )
-            refused_rowses.append(explained(rows, self.rows, self.absent, self.there))
-        return tuple(refused_rowses)
+            refused.append(explained(rows, self.rows, self.absent, self.there))
+        return tuple(refused)
 
     @property
     def absent(self) -> dict[str, str]:

@@ -55,15 +55,15 @@ def read_batch(asked: Incoming, account: str) -> Batch:
             text = "The batch request operation exceeds the maximum 100 changes per change set."
             raise rejected("InvalidInput", text, MAX_BATCH_OPERATIONS - 1)  # the service's index
         inner = [_head(part) for part in operations]
-    incomings = [_request(headers, content, account) for headers, content in inner]
-    for incoming in incomings:
+    messages = [_request(headers, content, account) for headers, content in inner]
+    for incoming in messages:
         if incoming.is_read is not is_query:
             raise _invalid("a changeset has writes alone, and a query stands alone")
         if is_query and incoming.content:  # it could contain another request line
             raise _invalid("a query has no body")
-        if incoming.table.lower() != incomings[0].table.lower():
+        if incoming.table.lower() != messages[0].table.lower():
             raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
-    return Batch(tuple(incomings), is_query)
+    return Batch(tuple(messages), is_query)
 
 
 def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, bytes]:

@@ -88,10 +88,10 @@ async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
             raise refusal("restore-none-kept", script=run.script_id)
         raise refusal("restore-unknown", script=run.script_id, rows=listed)
     if len(found) > 1:
-        times = sorted(found, key=lambda one: one.at)
-        listed = ", ".join(f"{time.name} (removed at {time.at})" for time in times)
+        by_time = sorted(found, key=lambda one: one.at)
+        listed = ", ".join(f"{one.name} (removed at {one.at})" for one in by_time)
         row = found[0].name[:SHORT_CHARACTERS]
-        raise refusal("restore-ambiguous", row=row, times=len(times), rows=listed)
+        raise refusal("restore-ambiguous", row=row, times=len(by_time), rows=listed)
     [kept] = found
     if is_over(kept.at, now, run.config.gates.retention_s):
         raise refusal("restore-over", row=kept.name, until=_until(run, kept))

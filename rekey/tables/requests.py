@@ -325,8 +325,8 @@ def all_landed(
 ) -> Landed:
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
     pairs = zip(operations, now, strict=True)
-    landeds = [landed(operation, row, by_content=by_content) for operation, row in pairs]
+    outcomes = [landed(operation, row, by_content=by_content) for operation, row in pairs]
     # All or nothing.
-    if Landed.NO in landeds:
+    if Landed.NO in outcomes:
         return Landed.NO
-    return Landed.YES if all(one is Landed.YES for one in landeds) else Landed.OPEN
+    return Landed.YES if all(outcome is Landed.YES for outcome in outcomes) else Landed.OPEN

@@ -331,8 +331,8 @@ class Collector:
 
     def take(self, settled: Sequence[Looked]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
-        matches = list(_divergences(self.ctx, settled))
-        for each in matches:
+        divergences = list(_divergences(self.ctx, settled))
+        for each in divergences:
             self._counts[each.divergence.kind.value] += 1
             if len(self._listed) < LISTED:
                 self._listed.append(each.divergence)
@@ -341,11 +341,11 @@ class Collector:
         unsettled = sum(check.unsettled for check in settled)
         pending = sum(one.pending for one in settled)
         suspected = self.suspects or any(one.differed for one in settled)
-        equal = int(suspected and not (matches or unsettled or pending))
+        equal = int(suspected and not (divergences or unsettled or pending))
         brought = equal * any(one.point in self.brought for one in settled)
         self._others.update(transient=equal - brought, brought=brought, unsettled=unsettled, pending=pending)
         self._others["rechecked"] += len(settled)
-        return len(matches)
+        return len(divergences)
 
     def findings(self) -> Findings:
         return Findings(dict(sorted(self._counts.items())), tuple(self._listed), **self._others)

@@ -163,6 +163,6 @@ def add_mapped(
     """Add the rows that source rows map to by the adder of their table's number; call `refused` for each row
     that the mapping refuses."""
     # About a page at a time: a source row may map to many.
-    for map_table in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
-        for add, one in zip(adders, map_table, strict=True):
+    for mapped in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
+        for add, one in zip(adders, mapped, strict=True):
             add(one.rows)

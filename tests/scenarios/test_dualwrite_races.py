@@ -136,7 +136,7 @@ class Taken:
     """
 
     phase: ControlPhase
-    makes: Callable[[Row], Operation]
+    operation_of: Callable[[Row], Operation]
     view: View
     other_view: View
     is_gone: bool
@@ -152,10 +152,10 @@ class Taken:
         self.world.permits.move(self.phase)
         writer, other = self.world.writer(self.view, "one"), self.world.writer(self.other_view, "two")
         if self.knows:
-            await writer.write([replace(self.seen(former, self.view))])
+            await writer.write([replace(self.in_view(former, self.view))])
             await writer.settle()
         if self.is_gone:
-            await other.write([delete(key_of(self.seen(former, self.other_view)))])
+            await other.write([delete(key_of(self.in_view(former, self.other_view)))])
             await other.settle()
         calls = itertools.count()
 
@@ -163,15 +163,15 @@ class Taken:
             if next(calls) == number:
                 self.world.service.gate = _pass
                 if not self.is_gone:
-                    await other.write([delete(key_of(self.seen(former, self.other_view)))])
-                await self.told(other, insert(self.seen(self.row(OTHER, "theirs"), self.other_view)))
+                    await other.write([delete(key_of(self.in_view(former, self.other_view)))])
+                await self.write(other, insert(self.in_view(self.row(OTHER, "theirs"), self.other_view)))
 
         self.world.service.gate = gate
-        await self.told(writer, self.makes(self.seen(self.row(self.old_key, "mine"), self.view)))
+        await self.write(writer, self.operation_of(self.in_view(self.row(self.old_key, "mine"), self.view)))
         self.world.service.gate = _pass
         return len(self.answers) > 1
 
-    async def told(self, writer: Writer, operation: Operation) -> None:
+    async def write(self, writer: Writer, operation: Operation) -> None:
         """Write, and note the answer."""
         try:
             await writer.write([operation])
@@ -180,7 +180,7 @@ class Taken:
         else:
             self.answers.append("done")
 
-    def seen(self, row: Row, view: View) -> Row:
+    def in_view(self, row: Row, view: View) -> Row:
         """Return a source row as a view has it."""
         return row if view is View.OLD else content_of(self.world.mapper.map(row)[0].row)
 

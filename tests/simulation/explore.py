@@ -30,7 +30,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
@@ -104,40 +105,41 @@ class Search:
             if self.result.states > most_states:
                 raise TooMany(f"more than {most_states:,} states")
 
-    def _one(self, branch: _Branch, preemptions: int) -> None:
-        """Replay a branch and follow its first continuation to the end; note the other continuations."""
+    @contextmanager
+    def _begun(self) -> Iterator[_Run]:
+        """Begin a run, and end it with the context."""
         with SimulatedLoop() as loop:
             run = _Run(Scheduler(loop), self._make, self._budget, self)
             self._prepared = run.begin(self._prepared)
-            told: list[_Told] = []
-            path = list(branch)
             try:
-                told += [run.take(run.choice(step), replayed=True) for step in branch[:-1]]
-                told += [run.take(run.choice(step)) for step in branch[-1:]]
-                self.result.steps += len(branch)
-                if not self._follow(run, path, preemptions, told):
-                    return
-                self.result.schedules += 1
-                run.finish()
-                self.result.ends.add(hash(run.scenario.ending()))
-                wrong = run.scenario.wrong() or run.scenario.broken()
+                yield run
             finally:
                 run.end()
+
+    def _one(self, branch: _Branch, preemptions: int) -> None:
+        """Replay a branch and follow its first continuation to the end; note the other continuations."""
+        told: list[_Told] = []
+        path = list(branch)
+        with self._begun() as run:
+            told += [run.take(run.choice(step), replayed=True) for step in branch[:-1]]
+            told += [run.take(run.choice(step)) for step in branch[-1:]]
+            self.result.steps += len(branch)
+            if not self._follow(run, path, preemptions, told):
+                return
+            self.result.schedules += 1
+            run.finish()
+            self.result.ends.add(hash(run.scenario.ending()))
+            wrong = run.scenario.wrong() or run.scenario.broken()
         if wrong and (wrong := self._again(path)):
             self._lost(wrong, told)
 
     def _again(self, path: list[_Step]) -> str:
         """Repeat a run, and note of each call when it really began; return what is wrong at its end."""
-        with SimulatedLoop() as loop:
-            run = _Run(Scheduler(loop), self._make, self._budget, self)
-            self._prepared = run.begin(self._prepared)
-            try:
-                for step in path:
-                    run.take(replace(run.choice(step), quiet=False), replayed=True)
-                run.finish()
-                return run.scenario.wrong() or run.scenario.broken()
-            finally:
-                run.end()
+        with self._begun() as run:
+            for step in path:
+                run.take(replace(run.choice(step), quiet=False), replayed=True)
+            run.finish()
+            return run.scenario.wrong() or run.scenario.broken()
 
     def _follow(self, run: _Run, path: list[_Step], preemptions: int, told: list[_Told]) -> bool:
         """Go on until the run's end (True) or into a state that was seen or is broken."""

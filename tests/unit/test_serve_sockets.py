@@ -23,10 +23,10 @@ async def runner() -> AsyncIterator[web.ServerRunner]:
     async def answers(_request: web.BaseRequest) -> web.Response:
         return web.Response()
 
-    made = web.ServerRunner(Sockets(answers, Bounds(), Counts()))
-    await made.setup()
-    yield made
-    await made.cleanup()
+    server_runner = web.ServerRunner(Sockets(answers, Bounds(), Counts()))
+    await server_runner.setup()
+    yield server_runner
+    await server_runner.cleanup()
 
 
 def without(monkeypatch: pytest.MonkeyPatch, families: set[int], error: int) -> None:

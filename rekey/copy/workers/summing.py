@@ -103,8 +103,7 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
 
 def _not_compared(opened: Opened, task: Task) -> list[frozenset[str]]:
     return [
-        timestamp_copy if task.authority_is_target else frozenset[str]()
-        for timestamp_copy in opened.mapper.timestamp_copies
+        names if task.authority_is_target else frozenset[str]() for names in opened.mapper.timestamp_copies
     ]
 
 
