@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.copy.scan import WindowSize
@@ -87,6 +87,31 @@ RACES = Migration(
     capture="delta",
 )
 """A secondary row next to each main row; keys derived from content."""
+
+SEATS = Migration(
+    source="Guests",
+    target=Target(
+        "GuestsV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.literal("U:") + keys.prop("RowKey"),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    indexes=[
+        Index(
+            "GuestsBySeat",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.literal("S:") + keys.prop("Seat"),
+        )
+    ],
+    capture="delta",
+)
+"""Two source rows may want one index key."""
+
+HANDLES = replace(SEATS, target=replace(SEATS.target, row_key=keys.literal("U:") + keys.prop("Handle")))
+"""Two source rows may want one main key, with index keys of their own, and one index key."""
+
+BENCHES = replace(HANDLES, indexes=[replace(SEATS.indexes[0], table="GuestsV2")])
+"""The index rows of HANDLES as secondary rows."""
 
 
 def racer(bib: str, age: int = 55, name: str = "John", race: str = "nyc", **more: object) -> Row:

@@ -220,14 +220,14 @@ class Authority(ABC):
                     await self.replicas.yield_or_collide(draft.old_key, target, row)
                 draft.replicas.own.add(target)
 
-    async def release(self, request: Request, forward: Forward | None, *, decided: bool) -> None:  # noqa: ARG002
+    async def release(self, request: Request, forward: Forward | None, *, keeps_moved: bool) -> None:  # noqa: ARG002
         """Release the write's reservations. Called once no request to the authority can take effect any more.
 
         Args:
             forward: the forward row as the authority's write left it, None if there was no write.
-            decided: whether the authority did the write.
+            keeps_moved: as `Reservations.release`.
         """
-        await self.reservations.release(request, decided=decided)
+        await self.reservations.release(request, keeps_moved=keeps_moved)
 
     async def _leaves(self, draft: Draft, main: EntityKey) -> bool:
         """Tell whether the same call deletes the row under a main target key."""

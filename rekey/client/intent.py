@@ -225,7 +225,8 @@ class CrossView(Flow):
         if place not in draft.replicas.read:
             raise Unavailable("the row of this view could not be read; nothing was written", status=503)
         view_row = draft.replicas.read[place]
-        shown = self.authority.replicas.expected_of(draft.old_key, draft.before, view_row).get(place)
+        previous = self.authority.replicas.expected_of(draft.old_key, draft.before, view_row)
+        shown = previous.get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
             draft.held.keep_intent = True
@@ -240,6 +241,7 @@ class CrossView(Flow):
             if is_conditional(draft.given):
                 raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
+        draft.replicas.previous = previous
         after = row_after(draft.given, view_row)
         if after is not None:
             await self.carry_over(draft, after)

@@ -13,7 +13,7 @@ from rekey.errors import CredentialRefused, ServiceError
 from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
-from rekey.protocol.replicas import Writes, lacks_main, transactions
+from rekey.protocol.replicas import Seen, Writes, lacks_main, same_content, transactions
 from rekey.protocol.replicas import follow as following_writes
 from rekey.tables.base import Verb
 
@@ -49,7 +49,8 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
     hold.keep_intent = hold.keep_intent or _met_another(decided)
     if hold.moves:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, slow)
-        await _release(flow, decided.write.request, decided)
+        keeps_moved = flow.followed[number].state is not State.SETTLED
+        await _release(flow, decided.write.request, decided, keeps_moved=keeps_moved)
     else:
         release_keys = _release(flow, decided.write.request, decided)
         await side_by_side([release_keys, _write_replicas(flow, number, decided, slow)])
@@ -74,10 +75,12 @@ async def release(flow: Flow) -> None:
     await in_turns([partial(_release, flow, request) for request in flow.requests], WIDTH)
 
 
-async def _release(flow: Flow, request: Request, decided: Decided | None = None) -> None:
+async def _release(
+    flow: Flow, request: Request, decided: Decided | None = None, *, keeps_moved: bool = False
+) -> None:
     forward = None if decided is None else decided.during.forward
     try:
-        await flow.authority.release(request, forward, decided=decided is not None)
+        await flow.authority.release(request, forward, keeps_moved=keeps_moved)
     except ServiceError:
         flow.client.counters.replica_failures += 1  # the reservation expires
 
@@ -133,6 +136,8 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     seen = {**late, **read}
     if any(lacks_main(group, seen, together) for group in groups):
         return None  # a main row that was not there when read may be there now
+    if 0 in flow.authority.mapper.shared and together and _may_be_a_formers(decided, writes, seen):
+        return None
     outcomes = await side_by_side(write_group(group) for group in groups)
     # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
     # stays until the request is over.
@@ -140,6 +145,14 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     if not all(outcomes):
         return None
     return Followed(decided, State.WRITTEN, reread or bool(unread))
+
+
+def _may_be_a_formers(decided: Decided, writes: Writes, seen: Seen) -> bool:
+    """Tell whether a main row to be replaced or deleted may be that of the key's former owner, which has
+    secondary rows of its own. `seen`: the rows as read."""
+    before = decided.during.previous
+    mains = [place for place, operation in writes if place.table == 0 and operation.etag]
+    return any(not same_content(before.get(place, {}), seen[place] or {}) for place in mains)
 
 
 async def propagate(flow: Flow, decided: Decided) -> Followed:

@@ -82,10 +82,11 @@ class Reservations:
                 return
         raise self._mapping.kept_changing()
 
-    async def release(self, request: Request, *, decided: bool) -> None:
-        """Release the write's reservations of target keys. `decided`: whether the authority did the write."""
+    async def release(self, request: Request, *, keeps_moved: bool) -> None:
+        """Release the write's reservations of target keys. `keeps_moved`: the authority did the write, and
+        propagate has not passed on the claims of rows that it deleted."""
         targets = sorted(request.held.reserved)
-        await side_by_side(self._release(request, target, decided=decided) for target in targets)
+        await side_by_side(self._release(request, target, keeps_moved=keeps_moved) for target in targets)
 
     def reservation(self, request: Request, key: EntityKey, present: Reservation | None) -> Reservation:
         """Return a write's reservation for `key`, merged with `present`, the mapping row's own."""
@@ -121,14 +122,14 @@ class Reservations:
             return owner
         return await self._mapping.unreserved(draft.old_key, target)
 
-    async def _release(self, request: Request, target: TargetKey, *, decided: bool) -> None:
+    async def _release(self, request: Request, target: TargetKey, *, keeps_moved: bool) -> None:
         owner: Owner | None = request.held.reserved.pop(target)
         for _ in range(RELEASES):
             reserved = None if owner is None else owner.reserved
             if owner is None or reserved is None or request.word not in reserved.writers:
                 return
-            if owner.source != reserved.key and decided:
-                return  # the row exists, but the claim has not passed on to it: keep the reservation
+            if owner.source != reserved.key and keeps_moved:
+                return  # the row may exist, and the claim may not have passed on to it
             released = await self._mapping.take(owner.source, target, owner, reserved.without(request.word))
             if released is not None:
                 if target.table == 0:

@@ -48,7 +48,7 @@ class TargetAuthority(Authority):
         elif operation.verb is Verb.DELETE:
             draft.replicas.expected = {}  # a row without an owner has no replicas
             owner, _ = await side_by_side([self.replicas.owner_of(draft.key), self.read_before(draft)])
-            draft.source_key = owner
+            draft.source_key = owner = await self._holder_now(draft, owner)
             if self.mapper.together and owner is not None:
                 await self.find_forward(draft)
                 await self.take_along(draft)
@@ -64,11 +64,7 @@ class TargetAuthority(Authority):
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
         old_key, before = draft.old_key, draft.before
         named = None if before is None else self.reverse.named_by(before)
-        if before is not None and named not in (None, old_key):
-            # The claim was read concurrently with the row, so it may be older: since then another old key may
-            # have taken the target key and written this row.
-            draft.mapping.owner = await self.reverse.holder(before)
-        owner = draft.mapping.owner
+        draft.mapping.owner = owner = await self._holder_now(draft, draft.mapping.owner, unless=old_key)
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):
@@ -258,13 +254,13 @@ class TargetAuthority(Authority):
 
     # --- reservations in the forward row ----------------------------------------------------------------
 
-    async def release(self, request: Request, forward: Forward | None, *, decided: bool) -> None:
+    async def release(self, request: Request, forward: Forward | None, *, keeps_moved: bool) -> None:
         rows = dict(request.held.reserved_forward)
         if forward is not None:
             rows[forward.source] = forward
         await side_by_side(
             [
-                super().release(request, forward, decided=decided),
+                super().release(request, forward, keeps_moved=keeps_moved),
                 *(self._release_forward(request, key, row) for key, row in sorted(rows.items())),
             ]
         )
@@ -348,6 +344,16 @@ class TargetAuthority(Authority):
         seen unchanged for so long that even a delayed request has been applied or never will be."""
         at = self.mapping.rows.forward_key(draft.old_key)
         return reserved.writers <= {draft.request.word} or self.mapping.is_over(at, reserved)
+
+    async def _holder_now(
+        self, draft: Draft, owner: EntityKey | None, unless: EntityKey | None = None
+    ) -> EntityKey | None:
+        """Return whose row was read, where its target key was `owner`'s. The claim was read concurrently with
+        the row, so it may be older: since then another old key may have taken the target key and written this
+        row. `unless`: an old key whose row it may be without another read."""
+        if draft.before is None or self.reverse.named_by(draft.before) in (None, owner, unless):
+            return owner
+        return await self.reverse.holder(draft.before)
 
     async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it, because its row exists. If not, propagate the

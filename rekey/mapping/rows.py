@@ -203,6 +203,11 @@ class MappingRows:
             "Forward": forward.partition,
         }
 
+    def passed_from(self, target: TargetKey) -> tuple[EntityKey, EntityKey]:
+        """Return the bounds, exclusive, of the records of a target key's claim."""
+        row = self.reverse_key(target.key, target.table).row
+        return EntityKey(self.passed_partition, f"{row}."), EntityKey(self.passed_partition, f"{row}/")
+
     def read_passed(self, row: Row) -> tuple[EntityKey, EntityKey]:
         """Return the keys of a passed claim's reverse row, and of its former owner's forward row."""
         reverse, _, forward = str(row[ROW_KEY]).partition(".")

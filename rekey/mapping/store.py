@@ -514,6 +514,17 @@ class MappingStore:
                     if self.rows.reverse_key(target.key, target.table) == reverse_at:
                         yield target, former.source, owner.source
 
+    async def formers(self, target: TargetKey) -> list[EntityKey]:
+        """Return the source keys that a target key's claim has passed on from, those not erased."""
+        start, end = self.rows.passed_from(target)
+        found = []
+        async for page in self.table.scan(KeyRange(start, end)):
+            for row in page.rows:
+                forward = await self.row_at(self.rows.read_passed(row)[1])
+                with suppress(errors.Erased):
+                    found += [] if forward is None else [self.rows.read_forward(forward).source]
+        return found
+
     async def lookup(self, direction: str, prefix: str) -> list[Row]:
         """Return the mapping rows of a direction whose digest starts with `prefix` (a safe id)."""
         if not prefix:

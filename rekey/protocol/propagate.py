@@ -13,7 +13,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
-from rekey.model import ETAG, EntityKey, Row, key_of
+from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
 from rekey.protocol.replicas import (
     SOURCE_TABLE,
@@ -184,7 +184,9 @@ class Propagator:
                 continue
             found = await self._owned(source_key, expected, found, listed, tally, room_for)
             main = self._main_of(expected, found, authority)
-            writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
+            writes = difference(expected, found, self.ignoring)
+            writes += await self._left_by_formers(source_key, writes, listed)
+            writes = with_main(writes, main, self.mapper.together)
             if room_for:
                 # Another key is announced, not this one: a delayed write must be harmless here.
                 writes = [write for write in writes if write[0].partition == room_for[-1].partition]
@@ -344,27 +346,69 @@ class Propagator:
         room_for: Sequence[TargetKey],
     ) -> Rows:
         """Return `found` without the rows that belong to another source row by now."""
-        # A main row belongs to its reverse row's owner, an index row to the main row that it points to.
+        # A main row belongs to its reverse row's owner, an index row to the main row that it points to. Each
+        # owner is read once: a main row and its secondary rows pass on together.
         own = dict(found)
         main_keys = {target.key for target in listed if target.table == 0}
         pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
-        # A listed main key may have passed on, to a row whose index row is under the same key.
-        pointers = {pointer for pointer in sorted(pointers) if await self.is_owner(source_key, pointer)}
+        pointers |= {target.key for target in found.keys() - expected.keys() if target.table == 0}
+        owners = {pointer: await self.owner_of(pointer) for pointer in sorted(pointers)}
         for target, row in found.items():
             if target.table == 0:
-                mine = target in expected or await self.is_owner(source_key, target.key)
+                mine = target in expected or owners[target.key] == source_key
+            elif target.table == SOURCE_TABLE or owners.get(pointer_of(row)) == source_key:
+                mine = True
+            elif target in expected:
+                await self.yield_or_collide(source_key, target, row)
+                mine = True
+                passes_on = target.table in self.mapper.together and target not in room_for
+                if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
+                    # Its main row may be unchanged: both change together, before the key passes on.
+                    await self._propagate(owner, tally, [*room_for, target])
             else:
-                mine = target.table == SOURCE_TABLE or pointer_of(row) in pointers
-                if not mine and target in expected:
-                    await self.yield_or_collide(source_key, target, row)
-                    mine = True
-                    passes_on = target.table in self.mapper.together and target not in room_for
-                    if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
-                        # Its main row may be unchanged: both change together, before the key passes on.
-                        await self._propagate(owner, tally, [*room_for, target])
+                mine = await self._is_left(target, owners.get(pointer_of(row)))
             if not mine:
                 del own[target]
         return own
+
+    async def _is_left(self, target: TargetKey, owner: EntityKey | None) -> bool:
+        """Tell whether a row of an index table is nobody's any more: the main key that it points to has
+        passed on to another source key, `owner`, which does not list the index key."""
+        # What is listed as well belongs to the owner, which deletes it. Secondary rows: `_left_by_formers`.
+        forward = None if owner is None else await self.mapping.forward(owner)
+        return (
+            forward is not None and target not in forward.targets and target.table not in self.mapper.together
+        )
+
+    async def _left_by_formers(
+        self, source_key: EntityKey, writes: Writes, listed: frozenset[TargetKey]
+    ) -> Writes:
+        """Return the deletes of secondary rows that former owners of a main key have left beside its row,
+        where that row is replaced or deleted: so they go in one transaction."""
+        mains = [place for place, operation in writes if place.table == 0 and operation.etag]
+        if not (mains and self.mapper.together and 0 in self.mapper.shared):
+            return []
+        deletes: Writes = []
+        for main in mains:
+            places = {
+                target
+                for former in await self.mapping.formers(main)
+                if former != source_key
+                for target in (await self._listed(former)) - listed
+                if target.table in self.mapper.together - {0} and target.partition == main.partition
+            }
+            # Read after the main row, whose ETag is a condition of the transaction.
+            rows = await self.read(sorted(places))
+            deletes += [
+                (place, Operation(Verb.DELETE, row, etag_of(row)))
+                for place, row in rows.items()
+                if row is not None and pointer_of(row) == main.key
+            ]
+        return deletes
+
+    async def _listed(self, source_key: EntityKey) -> frozenset[TargetKey]:
+        forward = await self.mapping.forward(source_key)
+        return forward.targets if forward else frozenset()
 
 
 def version_of(row: Row | None) -> str | None:

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from rekey import keys
 from rekey.client.route import Writer
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
+from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
@@ -30,7 +31,7 @@ from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory
 from tests.faults import Call, Fault, FaultKind, PlannedFaults
 from tests.memory import MemoryTableService
 from tests.soaking import others_in_soak
-from tests.worlds import LOWERED, POSTS, USERS, post, user
+from tests.worlds import BENCHES, HANDLES, LOWERED, POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 
@@ -73,7 +74,7 @@ _VERBS: dict[str, Callable[[Row], Operation]] = {
     "upsert-merge": lambda row: upsert(row, merging=True),
     "delete": lambda row: delete(key_of(row)),
 }
-HANDLES = dataclasses.replace(
+BY_HANDLE = dataclasses.replace(
     LOWERED, target=dataclasses.replace(LOWERED.target, row_key=keys.prop("Handle"))
 )
 """Rows of several old keys have one target key, which follows from content."""
@@ -124,6 +125,84 @@ async def test_two_writes_that_create_one_row_do_not_collide(
             assert len(taken.world.service.dump("Users")) == 1
 
 
+@pytest.mark.parametrize("table", ["GuestsV2", "GuestsBySeat"])
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+@pytest.mark.parametrize("create", [insert, upsert])
+async def test_a_row_that_takes_the_key_of_one_deleted_with_it_leaves_nothing_of_that(
+    create: Callable[[Row], Operation], phase: ControlPhase, table: str, memory: MemoryTableService
+) -> None:
+    """Its index row pointed to the key that passed on, and was neither row's; and the key stayed reserved."""
+    world = await on_one_bench(memory, phase, table)
+    await world.writer(View.OLD).write([delete(EntityKey("p", "Ann")), create(bench("ANN", "s2"))])
+    await world.assert_quiet()
+    assert sorted(row["RowKey"] for name in {table, "GuestsV2"} for row in memory.dump(name)) == [
+        "S:s2",
+        "U:ann",
+    ]
+    assert reserved_keys(memory) == []
+
+
+@pytest.mark.parametrize("table", ["GuestsV2", "GuestsBySeat"])
+@pytest.mark.parametrize("create", [insert, upsert])
+async def test_a_row_deleted_between_any_two_calls_of_the_write_that_gave_it_its_key_is_gone(
+    create: Callable[[Row], Operation], table: str
+) -> None:
+    """The key's claim had not passed on yet, so the delete looked for the former row's secondary rows."""
+    for number in itertools.count():
+        world = await on_one_bench(MemoryTableService(), ControlPhase.CUTOVER, table)
+        moves = [delete(EntityKey("p", "Ann")), create(bench("ANN", "s2"))]
+        answers = await _between(world, number, moves, [delete(EntityKey("p", "U:ann"))])
+        await world.assert_quiet()
+        if len(answers) < 2:
+            assert number > 20
+            break
+        left = [world.service.dump(name) for name in ("Guests", "GuestsV2", table)]
+        assert left == [[], [], []], (number, answers)
+        assert reserved_keys(world.service) == []
+
+
+async def _between(
+    world: DualWorld, number: int, call: Sequence[Operation], other: Sequence[Operation]
+) -> list[list[str | None] | BaseException]:
+    """Do a call in the old view, and another one in the new view before its call of this number; return
+    their answers, that of the other one first."""
+    calls = itertools.count()
+    answers: list[list[str | None] | BaseException] = []
+
+    async def answer(view: View, client: str, operations: Sequence[Operation]) -> None:
+        answers.extend(
+            await asyncio.gather(world.writer(view, client).write(operations), return_exceptions=True)
+        )
+
+    async def gate(_call: Call) -> None:
+        if next(calls) == number:
+            world.service.gate = _pass
+            await answer(View.NEW, "two", other)
+
+    world.service.gate = gate
+    await answer(View.OLD, "one", call)
+    world.service.gate = _pass
+    return answers
+
+
+async def on_one_bench(memory: MemoryTableService, phase: ControlPhase, table: str) -> DualWorld:
+    """Return a world with one guest, whose index row is in a table."""
+    migration = BENCHES if table == "GuestsV2" else HANDLES
+    world = await memory_world(migration, memory).prepare([bench("Ann", "s1")])
+    world.permits.move(phase)
+    return world
+
+
+def bench(name: str, seat: str) -> Row:
+    """Return a row of BENCHES."""
+    return {"PartitionKey": "p", "RowKey": name, "Handle": "ann", "Seat": seat}
+
+
+def reserved_keys(memory: MemoryTableService) -> list[Row]:
+    """Return the rows of the mapping that hold a reservation."""
+    return [row for row in memory.dump(MAPPING_TABLE) if "ReservedBy" in row]
+
+
 @dataclass
 class Taken:
     """A write of a row whose target key another row takes meanwhile.
@@ -148,7 +227,7 @@ class Taken:
     async def between(self, number: int) -> bool:
         """Do the write, and the other one before its call of this number; tell whether it made that one."""
         former = self.row(FORMER, "former")
-        self.world = await memory_world(HANDLES, MemoryTableService()).prepare([former])
+        self.world = await memory_world(BY_HANDLE, MemoryTableService()).prepare([former])
         self.world.permits.move(self.phase)
         writer, other = self.world.writer(self.view, "one"), self.world.writer(self.other_view, "two")
         if self.knows:

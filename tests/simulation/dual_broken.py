@@ -200,6 +200,40 @@ def claims_alone_say_whose_a_row_is() -> Any:
     return mock.patch.object(ReversePropagator, "holder", holder)
 
 
+def index_rows_of_former_owners_stay() -> Any:
+    """An index row that points to a key of another row is always that row's."""
+    return _always(Propagator, "_is_left", False)
+
+
+def secondary_rows_of_former_owners_stay() -> Any:
+    """A main row that passes on is replaced alone."""
+    return _always(Propagator, "_left_by_formers", [])
+
+
+def main_rows_pass_on_alone() -> Any:
+    """A client takes a main row that it met for its own, with the secondary rows that it knows."""
+    return mock.patch.object(replicas, "_may_be_a_formers", lambda *_: False)
+
+
+def deletes_believe_the_claim() -> Any:
+    """Whose a row to be deleted is says the claim that was read beside it, which may be older."""
+
+    async def holder_now(_self: TargetAuthority, _draft: Draft, owner: EntityKey | None, **_: Any) -> Any:
+        return owner
+
+    return mock.patch.object(TargetAuthority, "_holder_now", holder_now)
+
+
+def moved_keys_stay_reserved() -> Any:
+    """The reservation of a key that passed on from a row of the same call is left to expire."""
+    release = Reservations._release
+
+    async def kept(self: Reservations, request: Any, target: TargetKey, *, keeps_moved: bool) -> None:
+        await release(self, request, target, keeps_moved=keeps_moved or request.held.moves)
+
+    return mock.patch.object(Reservations, "_release", kept)
+
+
 def former_owners_stay() -> Any:
     """Pass a key on before the former owner's source row is removed."""
     return mock.patch.object(ReversePropagator, "_claim", Propagator._claim)

@@ -4,9 +4,10 @@ Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and the
   phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary
-  rows (`races`). Target keys may pass from one row to another one (`folded`, and `lowered` without an index
-  table), or index keys may (`seats`). `absent`: there is no row at the beginning; `gone`: one was copied and
-  deleted; `tagged before`: it was copied with other tags at first. Then what each client does, in which view.
+  rows (`races`). Target keys may pass from one row to another one (`folded`, `lowered` without index table,
+  `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`). `absent`: no
+  row is there at the beginning; `gone`: one was copied and deleted; `tagged before`: it was copied with other
+  tags at first. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -20,7 +21,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from rekey import Index, Target, keys, props
+from rekey import Index, keys
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
@@ -42,7 +43,7 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds import LOWERED, POSTS, RACES, USERS, post, racer, user
+from tests.worlds import BENCHES, HANDLES, LOWERED, POSTS, RACES, SEATS, USERS, post, racer, user
 
 MOST_STATES = 400_000
 
@@ -107,6 +108,20 @@ def seat_steps(version: int) -> dict[str, Step]:
     }
 
 
+def bench_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a guest whose main key another guest can have, too, and to that one."""
+    row, other = bench("Ann", "s1", version), bench("ANN", "s2", version)
+    return {
+        **_steps(row),
+        "leave the seat": (Do(REPLACE, bench("Ann", "s3", version)),),
+        "insert the other": (Do(INSERT, other),),
+        "upsert the other": (Do(UPSERT, other),),
+        "delete the other": (Do(DELETE, other),),
+        "batch of delete and insert": (Do(DELETE, row), Do(INSERT, other)),
+        "batch of delete and upsert": (Do(DELETE, row), Do(UPSERT, other)),
+    }
+
+
 def race_steps(version: int) -> dict[str, Step]:
     """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
     row = racer("1", 20, Time=version)
@@ -141,25 +156,13 @@ def guest(name: str, seat: str = "s1", version: int = 1) -> Row:
     return {"PartitionKey": "p", "RowKey": name, "Seat": seat, "Version": version}
 
 
+def bench(name: str, seat: str = "s1", version: int = 1) -> Row:
+    """Return a row of BENCHES; all have one main key."""
+    return {**guest(name, seat, version), "Handle": "ann"}
+
+
 FOLDED = replace(
     LOWERED, indexes=[Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))]
-)
-SEATS = Migration(
-    source="Guests",
-    target=Target(
-        "GuestsV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.literal("U:") + keys.prop("RowKey"),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    indexes=[
-        Index(
-            "GuestsBySeat",
-            partition_key=keys.prop("PartitionKey"),
-            row_key=keys.literal("S:") + keys.prop("Seat"),
-        )
-    ],
-    capture="delta",
 )
 TAGGED_BEFORE = ", tagged before"
 GONE = ", gone"
@@ -172,6 +175,8 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
     "lowered": (LOWERED, ann(1, "Ann@example.com"), folded_steps),
     "seats": (SEATS, guest("u1"), seat_steps),
+    "handles": (HANDLES, bench("Ann"), bench_steps),
+    "benches": (BENCHES, bench("Ann"), bench_steps),
     "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 

@@ -8,7 +8,7 @@ Rules kept here:
   swept when they are old.
 * At the end, when nothing is under way any more and intents are old, the sweeper sweeps. Then the journal is
   empty, the replicas are what the authority says, the mapping accounts for every target row, and what the
-  clients were told fits one row that changes at once.
+  clients were told fits one row that changes at once. Without a failure no target key is reserved any more.
 * What a backfill has under way when it is killed, or hears nothing, lands at once or never here: the runner's
   sweep waits until nothing can land behind it (`tests/scenarios/test_late_copies.py`).
 * Random words and times in row keys are drawn from what names the actor: a run can be repeated.
@@ -30,7 +30,7 @@ from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
-from rekey.mapping.rows import JOURNAL_TABLE, TargetKey
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE, TargetKey
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
@@ -226,6 +226,10 @@ class DualWorld(SmallWorld):
             return f"{self.unswept} intents are left"
         if left := self.others.dump(JOURNAL_TABLE):
             return f"the journal holds {len(left)} intents"
+        failed = self.scheduler.failures or any(actor.dead for actor in self.scheduler.actors)
+        kept = [row for row in self.others.dump(MAPPING_TABLE) if "ReservedBy" in row]
+        if kept and not failed:
+            return f"{len(kept)} target keys are reserved, and every write has ended"
         rows = self.sources.dump(self.source.name)
         places = [TargetKey(number, *key_of(made)) for row in rows for number, made in self.mapper.map(row)]
         if len(set(places)) < len(places):

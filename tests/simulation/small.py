@@ -28,9 +28,9 @@ from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.declaration.migration import Migration
 from rekey.errors import RowExists, RowMissing
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows, pointer_of
 from rekey.mapping.store import MappingStore
-from rekey.model import TIMESTAMP, EntityKey, Row, key_of
+from rekey.model import TIMESTAMP, EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.addresses import is_addressable
@@ -190,12 +190,23 @@ class SmallWorld(Scenario):
         rows, there = self.mapping.rows, self.others.dump(self.mapper.tables[0])
         if self.mapper.together and halves(self.mapper, there):
             return "a row stands without the row that it goes with"
+        if wrong := [row for row in there if not self._goes_with_main(row, there)]:
+            return f"{len(wrong)} secondary rows are not what their main rows give"
         for row in there:
             if self.mapper.kind_of(row["RowKey"]):
                 continue
             if rows.reverse_key(key_of(row)) not in known:
                 return "a target row has no mapping row"
         return ""
+
+    def _goes_with_main(self, row: Row, there: Sequence[Row]) -> bool:
+        if not self.mapper.kind_of(row["RowKey"]):
+            return True
+        main = next(main for main in there if key_of(main) == pointer_of(row))
+        made = [
+            content_of(one) for number, one in self.mapper.index_rows(main) if number in self.mapper.together
+        ]
+        return content_of(row) in made
 
     def wrong(self) -> str:
         for name, expected in mapped(self.mapper, self.sources.dump(self.source.name)).items():

@@ -55,6 +55,10 @@ ONE_CLIENT = [
     "lowered, dual_write: old batch of delete and insert",
     "lowered, cutover: old batch of delete and insert",
     "folded, cutover: old batch of delete and insert",
+    "handles, dual_write: old batch of delete and insert",
+    "handles, cutover: old batch of delete and insert",
+    "benches, dual_write: old batch of delete and insert",
+    "benches, cutover: old batch of delete and insert",
     "races, dual_write: old move",
     "races, dual_write: new move",
     "races, cutover: new move",
@@ -71,6 +75,12 @@ LARGE = (
     ("lowered, cutover: old batch of delete and insert", "an open outcome"),
     ("lowered, dual_write: old batch of delete and insert", "a busy service"),
     ("races, cutover: new move", "an open outcome"),
+    *(
+        (f"{kind}, {phase}: old batch of delete and insert", faults)
+        for kind in ("handles", "benches")
+        for phase in ("dual_write", "cutover")
+        for faults in ("a busy service", "an open outcome")
+    ),
 )
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
 ALONE = list(itertools.product(ONE_CLIENT, FAULTS))
@@ -129,6 +139,10 @@ TWO_CLIENTS = [
     ("lowered, cutover, gone: new replace | new insert the other", "no faults", 1),
     ("lowered, cutover, gone: new merge | new insert the other", "no faults", 1),
     ("lowered, cutover, gone: new upsert | new insert the other", "no faults", 1),
+    ("benches, cutover: old batch of delete and insert | new delete", "no faults", 1),
+    ("handles, dual_write: old batch of delete and insert | new upsert", "a crash, late requests", 0),
+    ("handles, cutover: old batch of delete and insert | new delete", "no faults", 0),
+    ("benches, dual_write: old delete | old insert the other", "no faults", 1),
     ("seats, dual_write, gone: old insert | old insert the other", "no faults", 0),
     ("seats, dual_write: old leave the seat | old upsert the other", "no faults", 0),
     ("seats, cutover, gone: new upsert | new upsert the other", "no faults", 0),
@@ -164,6 +178,9 @@ LARGE_TWO = [
     ("users, dual_write: new delete | old upsert-merge", "no faults", 1),
     ("lowered, cutover: old batch of delete and insert | new delete", "no faults", 1),
     ("races, dual_write: old move | old rename", "no faults", 0),
+    ("benches, cutover: old batch of delete and insert | new delete", "no faults", 1),
+    ("benches, dual_write: old delete | old insert the other", "no faults", 1),
+    ("handles, dual_write: old batch of delete and insert | new upsert", "a crash, late requests", 0),
 ]
 
 

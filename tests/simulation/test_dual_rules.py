@@ -188,6 +188,51 @@ def test_after_cutover_a_row_that_was_moved_says_itself_whose_it_is() -> None:
         lost(dual(MOVE, Budget(preemptions=0)), "1 intents are left")
 
 
+BATCH = "old batch of delete and insert"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "budget", "what"),
+    [
+        (
+            dual_broken.index_rows_of_former_owners_stay,
+            f"handles, dual_write: {BATCH}",
+            CALM,
+            "GuestsBySeat holds 1 rows that no source row gives",
+        ),
+        (
+            dual_broken.secondary_rows_of_former_owners_stay,
+            f"benches, dual_write: {BATCH}",
+            CALM,
+            "1 secondary rows are not what their main rows give",
+        ),
+        (
+            dual_broken.main_rows_pass_on_alone,
+            "benches, dual_write: old delete | old insert the other",
+            BOUNDED,
+            "1 secondary rows are not what their main rows give",
+        ),
+        (
+            dual_broken.deletes_believe_the_claim,
+            f"benches, cutover: {BATCH} | new delete",
+            BOUNDED,
+            "a row stands without the row that it goes with",
+        ),
+        (
+            dual_broken.moved_keys_stay_reserved,
+            f"lowered, cutover: {BATCH} | new delete",
+            BOUNDED,
+            "1 target keys are reserved",
+        ),
+    ],
+)
+def test_a_main_key_passes_on_with_all_that_points_to_it(
+    rule: Any, name: str, budget: Budget, what: str
+) -> None:
+    with rule():
+        lost(dual(name, budget), what)
+
+
 def test_the_source_row_of_a_former_owner_goes_before_its_key_passes_on() -> None:
     """Afterwards nothing leads to that row."""
     with dual_broken.former_owners_stay():
