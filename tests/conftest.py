@@ -22,9 +22,9 @@ from hypothesis import settings
 
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from tests.fakeclock import FakeClock
-from tests.given import IS_GIVEN, MADE, RUN, GivenAccount, open_account
-from tests.memory import MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.given_account import IS_GIVEN, MADE, RUN, GivenAccount, open_account
+from tests.fakes.memory import MemoryTableService
 
 # No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
 settings.register_profile("rekey", deadline=None)
@@ -86,7 +86,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Azurite]:
     """An Azurite of this test process (with xdist: of this worker): own port, own folder, own keys. Or the
-    account that `REKEY_TEST_ENDPOINT` names (`tests.given`)."""
+    account that `REKEY_TEST_ENDPOINT` names (`tests.fakes.given_account`)."""
     if IS_GIVEN:
         account = GivenAccount()
         yield cast(Azurite, account)

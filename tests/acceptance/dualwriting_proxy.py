@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.faultproxy import Answered, batch_error_answer, error_answer, wire_form
+from tests.fakes.fault_proxy import Answered, batch_error_answer, error_answer, wire_form
 
 _ROOT = Path(__file__).parents[2]
 LIMIT = 8 * 1024 * 1024

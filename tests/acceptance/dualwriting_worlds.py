@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from rekey.model import Row
-from tests import declared
 from tests.acceptance.dualwriting_ledger import COUNTER, Content, State
-from tests.declared import under_writes
+from tests.worlds import scripts as declared
+from tests.worlds.scripts import under_writes
 
 View = Literal["old", "new"]
 Key = tuple[str, str]

@@ -19,8 +19,8 @@ from rekey.model import Row, content_of
 from rekey.phases import ControlPhase
 from tests.acceptance.dualwriting import SECRETS
 from tests.acceptance.support import Project, load, users
-from tests.declared import USERS, named
-from tests.given import MADE
+from tests.fakes.given_account import MADE
+from tests.worlds.scripts import USERS, named
 
 _ROWS = 30
 _OLD_SIDE = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)

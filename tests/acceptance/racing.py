@@ -36,7 +36,7 @@ from rekey.declaration.scripts import load_script
 from rekey.model import EntityKey, Row, key_of
 from tests.acceptance.dualwriting import differences
 from tests.acceptance.support import Project, load
-from tests.given import MADE
+from tests.fakes.given_account import MADE
 from tests.simulation.linearizable import DONE, EXISTS, OPEN, Content, History, Operation, Refuses
 
 View = Literal["old", "new"]

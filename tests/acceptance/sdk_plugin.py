@@ -58,8 +58,8 @@ from rekey.proxy.route import Route, Routes, cores_of
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
-from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
-from tests.proxying import QUICK, config_of, proxied, through
+from tests.worlds.begun_migrations import SECRETS, WRAPPING_KEY, Begun, declared_as
+from tests.worlds.proxy import QUICK, config_of, proxied, through
 
 SETTING = os.environ["SDK_SETTING"]
 GIVEN = json.loads(os.environ["SDK_ACCOUNTS"])

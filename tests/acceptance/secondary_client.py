@@ -16,7 +16,7 @@ from rekey.client.lease import LeaseSettings
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.errors import RekeyError
-from tests.worlds import racer
+from tests.worlds.small import racer
 
 SETTINGS = LeaseSettings(poll_s=0.3, lease_s=3.0, longest_operation_s=2.0, freeze_wait_s=20.0)
 

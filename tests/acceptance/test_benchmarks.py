@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.every import every
+from tests.asserts.every import every
 
 ROOT = Path(__file__).parents[2]
 

@@ -29,7 +29,7 @@ import yaml
 from azure.data.tables import TableServiceClient
 
 from tests.acceptance.support import command
-from tests.documents import UsualAzurite
+from tests.asserts.documents import UsualAzurite
 
 pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("ci")]
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.base import Operation, Verb
 from tests.acceptance.forking import rekey_for_a_shell
 from tests.conftest import open_account
-from tests.worlds import SECRET, user
+from tests.worlds.small import SECRET, user
 
 pytestmark = pytest.mark.azurite
 

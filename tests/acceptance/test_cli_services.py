@@ -14,8 +14,8 @@ import pytest
 from rekey.cli.main import run
 from rekey.rehearse.azurite import Azurite
 from tests.conftest import open_account
-from tests.projects import USERS_SCRIPT
-from tests.worlds import SECRET, user
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import SECRET, user
 
 pytestmark = pytest.mark.azurite
 

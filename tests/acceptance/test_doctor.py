@@ -13,7 +13,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import RESTRICTED, Project, Wire, unused_port, users
-from tests.declared import USERS
+from tests.worlds.scripts import USERS
 
 pytestmark = pytest.mark.azurite
 

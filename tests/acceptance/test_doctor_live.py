@@ -20,8 +20,8 @@ from rekey.doctor.live.stage import PREFIX, STALE_S
 from rekey.evidence import contents, signing, statement
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
-from tests.declared import MOVE, USERS
-from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, refusing
+from tests.fakes.deviations import DEVIATIONS, Deviate, DeviatingProxy, refusing
+from tests.worlds.scripts import MOVE, USERS
 
 pytestmark = pytest.mark.azurite
 

@@ -21,7 +21,7 @@ from rekey.rehearse.azurite import Azurite, _end, _wait_until_ready, find_azurit
 from rekey.rehearse.rehearsal import rehearse
 from tests.acceptance.forking import ForkedInstead
 from tests.acceptance.support import Project, Ran, users
-from tests.declared import MOVE, named, under_writes
+from tests.worlds.scripts import MOVE, named, under_writes
 
 pytestmark = pytest.mark.azurite
 QUICK = LeaseSettings(poll_s=0.1, lease_s=4.0, longest_operation_s=4.0, freeze_wait_s=10.0)

@@ -16,7 +16,7 @@ import pytest
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
-from tests.declared import USERS
+from tests.worlds.scripts import USERS
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 

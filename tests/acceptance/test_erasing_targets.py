@@ -13,7 +13,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, posts
-from tests.declared import POSTS, under_writes
+from tests.worlds.scripts import POSTS, under_writes
 
 pytestmark = pytest.mark.azurite
 

@@ -17,7 +17,7 @@ import pytest
 import rekey
 from rekey.cli.main import run
 from rekey.rehearse.azurite import Azurite
-from tests.documents import ROOT
+from tests.asserts.documents import ROOT
 
 pytestmark = pytest.mark.azurite
 

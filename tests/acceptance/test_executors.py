@@ -20,7 +20,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Running, posts, users
-from tests.declared import POSTS, USERS
+from tests.worlds.scripts import POSTS, USERS
 
 pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("executors")]
 PROCESSES = ("--executor", "rekey.executors:processes")

@@ -14,9 +14,9 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project
-from tests.projects import USERS_SCRIPT
 from tests.scenarios.test_progress import check
-from tests.worlds import user
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import user
 
 pytestmark = pytest.mark.azurite
 ROWS = 300

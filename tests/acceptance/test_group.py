@@ -19,7 +19,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, load, users
-from tests.given import MADE
+from tests.fakes.given_account import MADE
 from tests.soaking import others_in_soak
 
 pytestmark = pytest.mark.azurite

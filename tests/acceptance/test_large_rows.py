@@ -14,7 +14,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project
-from tests.madeup import users
+from tests.worlds.example_rows import users
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 EXAMPLE = Path(__file__).parents[2] / "migrations" / "0001_users_opaque_ids.py"

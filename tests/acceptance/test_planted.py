@@ -10,7 +10,7 @@ import pytest
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Key, Project, users
-from tests.declared import POSTS
+from tests.worlds.scripts import POSTS
 
 pytestmark = pytest.mark.azurite
 

@@ -32,10 +32,10 @@ from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import Watch
 from tests.acceptance.support import Project
 from tests.acceptance.test_serve import started
-from tests.documents import ROOT
-from tests.projects import USERS_SCRIPT
-from tests.serving import AS_OF, client, document, migration
-from tests.worlds import user
+from tests.asserts.documents import ROOT
+from tests.worlds.progress import AS_OF, client, document, migration
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import user
 
 pytestmark = [
     pytest.mark.soak,

@@ -23,7 +23,7 @@ import pytest
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from tests.contract.test_proxy import STATES, begun_in, migration_of
-from tests.proxying import config_of, proxied, through
+from tests.worlds.proxy import config_of, proxied, through
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak, pytest.mark.timeout(1800)]
 VERSION = "2.91.0"

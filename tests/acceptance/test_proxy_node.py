@@ -21,7 +21,7 @@ from benchmarks.peers import node_script
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from tests.contract.test_proxy import STATES, begun_in, migration_of
-from tests.proxying import config_of, proxied, through
+from tests.worlds.proxy import config_of, proxied, through
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 CALLS = ("proxy_calls.mjs", "proxy_calls_storage.mjs")

@@ -17,7 +17,7 @@ import pytest
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, load, unused_port, users
-from tests.declared import USERS
+from tests.worlds.scripts import USERS
 
 pytestmark = pytest.mark.azurite
 

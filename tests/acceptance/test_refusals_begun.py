@@ -21,8 +21,8 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, users
-from tests.declared import USERS
 from tests.soaking import others_in_soak
+from tests.worlds.scripts import USERS
 
 pytestmark = pytest.mark.azurite
 ROWS = 200

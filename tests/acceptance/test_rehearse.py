@@ -22,9 +22,9 @@ from rekey.rehearse import project
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
 from tests.acceptance.forking import ForkedInstead
-from tests.every import every
-from tests.madeup import users
-from tests.oddrows import generic
+from tests.asserts.every import every
+from tests.worlds.example_rows import users
+from tests.worlds.odd_rows import generic
 
 pytestmark = pytest.mark.azurite
 EXAMPLES = Path(__file__).parents[2] / "migrations"

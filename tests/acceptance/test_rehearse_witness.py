@@ -18,7 +18,7 @@ from rekey.rehearse.application import Application, to_entity
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, open_service
-from tests.oddrows import generic
+from tests.worlds.odd_rows import generic
 
 pytestmark = pytest.mark.azurite
 ID_KEY = b"k" * 32

@@ -13,7 +13,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project
-from tests.madeup import users
+from tests.worlds.example_rows import users
 
 pytestmark = pytest.mark.azurite
 ROWS = 10_000

@@ -28,8 +28,8 @@ from typing import Any
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.documents import ROOT
-from tests.every import every
+from tests.asserts.documents import ROOT
+from tests.asserts.every import every
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 

@@ -30,8 +30,8 @@ from rekey.rehearse.azurite import Azurite
 from tests.acceptance.forking import forked
 from tests.acceptance.secondary_client import application
 from tests.acceptance.support import Project
-from tests.declared import RACES, under_writes
-from tests.worlds import contents, racer
+from tests.worlds.scripts import RACES, under_writes
+from tests.worlds.small import contents, racer
 
 pytestmark = pytest.mark.azurite
 

@@ -21,8 +21,8 @@ from rekey.rehearse.azurite import Azurite
 from tests.acceptance.forking import Forked
 from tests.acceptance.test_cli_services import configure
 from tests.conftest import open_account
-from tests.projects import USERS_SCRIPT
-from tests.worlds import SECRET, user
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import SECRET, user
 
 pytestmark = pytest.mark.azurite
 LONG_S = 120

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.forking import Forked
 from tests.acceptance.test_serve import LONG_S, ROWS, project, started
-from tests.browser import Tab, needs_browser, tab
+from tests.asserts.browser import Tab, needs_browser, tab
 
 __all__ = ["project"]
 pytestmark = [pytest.mark.azurite, needs_browser]

@@ -15,7 +15,7 @@ import yaml
 
 from rekey.cli import node as command
 from rekey.rehearse import azurite
-from tests.every import every
+from tests.asserts.every import every
 from tests.soaking import files_of_the_soak
 
 ROOT = Path(__file__).parents[2]

@@ -23,8 +23,8 @@ import pytest
 from benchmarks.stub import KEY, StubProcess
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
-from tests.every import every
-from tests.limiting import LimitProxy
+from tests.asserts.every import every
+from tests.fakes.rate_limits import LimitProxy
 
 pytestmark = pytest.mark.azurite
 

@@ -22,7 +22,7 @@ import pytest
 from rekey.rehearse.azurite import Azurite
 from rekey.stress.mix import OperationKind
 from tests.acceptance.support import Project, Ran, Running
-from tests.limiting import MixLimitProxy, PlantedLimits
+from tests.fakes.rate_limits import MixLimitProxy, PlantedLimits
 from tests.soaking import others_in_soak
 
 pytestmark = pytest.mark.azurite

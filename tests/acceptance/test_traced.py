@@ -2,7 +2,8 @@
 or an account key, but for what goes to the source table, and what the declaration copies into the target.
 
 Every process but the table service is traced: requests, files (those that are gone at the end, too), frames
-of the state file's log, command lines, output, at the loudest. Searched are the forms of tests/canaries.py.
+of the state file's log, command lines, output, at the loudest. Searched are the forms of
+`tests/asserts/canaries.py`.
 
 Soak: whole rehearsals.
 Reason, and what `make test` covers: under a tracer system calls cost ten times as much; the tracer itself.
@@ -19,8 +20,8 @@ import pytest
 
 from rekey.rehearse.rehearsal import DEMO
 from tests.acceptance.tracing import CONFIDENTIAL, Trace, traced
-from tests.canaries import Canaries
-from tests.madeup import users
+from tests.asserts.canaries import Canaries
+from tests.worlds.example_rows import users
 
 pytestmark = pytest.mark.azurite
 ROWS = 240

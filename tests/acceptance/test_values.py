@@ -19,7 +19,7 @@ from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.witness import open_service
 from tests.acceptance.support import Key, Project
-from tests.oddrows import generic
+from tests.worlds.odd_rows import generic
 
 pytestmark = pytest.mark.azurite
 

@@ -26,11 +26,11 @@ from rekey.evidence import bag, contents, log, signing, statement
 from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer
 from rekey.state.store import State
-from tests.documents import ROOT, blocks
-from tests.evidence import SCRIPT, P256Signer, rebagged, restated, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.documents import ROOT, blocks
 from tests.scenarios.test_evidence_timestamp import Authority
 from tests.soaking import others_in_soak
+from tests.worlds.evidence import SCRIPT, P256Signer, rebagged, restated, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 PAGE = ROOT / "docs/guides/verify-by-hand.md"
 EVENTS = f"data/{contents.EVENTS}"

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rekey.tables.base import Table, TableService
-from tests.fakeclock import FakeClock
-from tests.gateway import DecodingGateway
-from tests.given import open_account
-from tests.memory import MemoryTableService, Mood
+from tests.fakes.clock import FakeClock
+from tests.fakes.gateway import DecodingGateway
+from tests.fakes.given_account import open_account
+from tests.fakes.memory import MemoryTableService, Mood
 
 
 @pytest.fixture(

@@ -26,8 +26,8 @@ from rekey import Migration, Target, keys, props
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from tests.begun import SECRETS, Begun, declared_as
-from tests.clients import Driver, ours, plain
+from tests.asserts.client_pairs import Driver, ours, plain
+from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
 
 pytestmark = [pytest.mark.azurite]
 

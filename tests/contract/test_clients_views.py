@@ -46,9 +46,9 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
-from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
-from tests.clients import QUICK, Driver, credential, ours
-from tests.faultproxy import Answered, Fault, FaultProxy
+from tests.asserts.client_pairs import QUICK, Driver, credential, ours
+from tests.fakes.fault_proxy import Answered, Fault, FaultProxy
+from tests.worlds.begun_migrations import SECRETS, WRAPPING_KEY, Begun, declared_as
 
 pytestmark = [pytest.mark.azurite]
 

@@ -17,11 +17,11 @@ from rekey.project.config import Account
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import SIGNED_S
-from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, Forward, header
-from tests.documents import ROOT
-from tests.every import every
-from tests.faultproxy import Answered, Asked, error_answer
-from tests.memory import MemoryTableService, Mood
+from tests.asserts.documents import ROOT
+from tests.asserts.every import every
+from tests.fakes.deviations import DEVIATIONS, Deviate, DeviatingProxy, Forward, header
+from tests.fakes.fault_proxy import Answered, Asked, error_answer
+from tests.fakes.memory import MemoryTableService, Mood
 
 PROMISED = (ROOT / "docs/reference/promises.md").read_text("utf-8")
 EVERY = {**ALIKE, **WIRE}

@@ -31,8 +31,8 @@ from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
-from tests.every import every
-from tests.faultproxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
+from tests.asserts.every import every
+from tests.fakes.fault_proxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
 
 pytestmark = pytest.mark.azurite
 

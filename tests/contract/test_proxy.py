@@ -37,8 +37,8 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, TableService, TwoAccounts
 from rekey.tables.credentials import SharedKey
-from tests.begun import SECRETS, Begun, declared_as
-from tests.proxying import (
+from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
+from tests.worlds.proxy import (
     QUICK,
     Answered,
     Wired,
@@ -682,7 +682,7 @@ async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
         yield
 
     monkeypatch.setattr(Upstream, "send", hanging)
-    monkeypatch.setattr("tests.proxying.QUICK", replace(QUICK, longest_operation_s=2.0))
+    monkeypatch.setattr("tests.worlds.proxy.QUICK", replace(QUICK, longest_operation_s=2.0))
     async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
         async with asyncio.timeout(20):
             answer = await wire.ask("GET", f"{declared.migration.source}()")

@@ -14,7 +14,7 @@ from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
 from rekey.tables.base import Operation, Table, TableService, Verb
 from rekey.tables.sent import Kind
-from tests.every import every
+from tests.asserts.every import every
 
 PARTITIONS = ["", "a", "a'b", "b", "\uff5e", "😀"]
 ROWS = ["", "1", "1'", "2"]

@@ -12,7 +12,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.transport import Timeouts
-from tests.faultproxy import FaultProxy
+from tests.fakes.fault_proxy import FaultProxy
 
 
 @pytest.mark.azurite

@@ -30,8 +30,8 @@ from rekey.protocol.rules import View
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from tests.acceptance.dualwriting_proxy import Message, SeededProxy, Weather
-from tests.begun import SECRETS, Begun, declared_as
-from tests.clients import Driver, ours
+from tests.asserts.client_pairs import Driver, ours
+from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
 
 SHARE = 0.01
 """Of all requests, for each thing that goes wrong."""

@@ -13,9 +13,9 @@ from rekey.evidence import keys, log, note, signing
 from rekey.state.audit import AuditEvent
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.every import every
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 SCRIPT = "0001_users"
 EMAIL = "canary.someone@mail.example"

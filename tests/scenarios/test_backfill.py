@@ -19,10 +19,10 @@ from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.state.models import Segment
-from tests.every import every
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
+from tests.asserts.every import every
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import LOWERED, POSTS, USERS, World, never, nothing, post, user
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.every import every
-from tests.madeup import users
-from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project, lived
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.example_rows import users
+from tests.worlds.plans import fill
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
 ID = "0001_users"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Commands
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 ID = "0001_users"
 BROKEN = {

@@ -7,8 +7,8 @@ import pytest
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.bulk import insert_absent, read_keys
-from tests.every import every
-from tests.memory import MemoryTable, MemoryTableService
+from tests.asserts.every import every
+from tests.fakes.memory import MemoryTable, MemoryTableService
 
 
 def row(number: int, note: str = "") -> Row:

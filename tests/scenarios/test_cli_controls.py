@@ -21,11 +21,11 @@ from rekey.cli.shell import Shell, Surroundings, command
 from rekey.errors import ConfigurationError, ExitCode, one_line, visible
 from rekey.present.page import shown
 from rekey.protocol.registry import ClientRow, Registry
-from tests.commands import Commands
-from tests.declared import under_writes
-from tests.evidence import exported, rows, with_key
-from tests.projects import USERS_SCRIPT, Project, lived
+from tests.asserts.command_line import Commands
 from tests.unit.test_cli_shell import Terminal
+from tests.worlds.evidence import exported, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
+from tests.worlds.scripts import under_writes
 
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 CLEAN = "everything holds"

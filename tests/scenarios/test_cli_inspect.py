@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Commands
-from tests.projects import Project
-from tests.worlds import user
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import Project
+from tests.worlds.small import user
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import Phase
 from rekey.state.ledger import ledger_id
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.every import every
-from tests.evidence import exported, with_key
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, post, user
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.fakes.faults import Call
+from tests.worlds.evidence import exported, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import Killed, post, user
 
 SCRIPT = "0001_users"
 ROWS = 120
@@ -374,7 +374,7 @@ def test_lookup_refuses_a_reason_that_holds_the_key_and_a_question_that_is_none(
 def test_lookup_finds_the_owner_of_an_index_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.projects import POSTS_SCRIPT
+    from tests.worlds.projects import POSTS_SCRIPT
 
     project = Project(tmp_path)
     project.script(POSTS_SCRIPT, "0001_posts.py")

@@ -16,10 +16,10 @@ from rekey.declaration.scripts import load_script, load_scripts
 from rekey.project.config import Config, load_config, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from rekey.tables.base import Accounts
-from tests.commands import Commands
-from tests.madeup import users
-from tests.planning import fill
-from tests.projects import Project
+from tests.asserts.command_line import Commands
+from tests.worlds.example_rows import users
+from tests.worlds.plans import fill
+from tests.worlds.projects import Project
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from rekey.declaration.migration import Declared
 from rekey.project.config import AZURITE_KEY
-from tests.commands import Commands
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 SECOND = USERS_SCRIPT.replace('"Users"', '"Posts"').replace('"UsersV2"', '"PostsV2"')
 

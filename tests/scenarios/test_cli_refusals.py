@@ -11,9 +11,9 @@ import pytest
 
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.state.filelock import FileLock
-from tests.commands import Commands, Said
-from tests.projects import CONFIG, POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import post, user
+from tests.asserts.command_line import Commands, Said
+from tests.worlds.projects import CONFIG, POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
 CHAINED = """\
@@ -248,7 +248,7 @@ def test_a_service_that_cannot_be_asked_leaves_status_what_the_state_file_says(
     rekey: Commands, project: Project
 ) -> None:
     from rekey.errors import EndpointDown
-    from tests.faults import Call
+    from tests.fakes.faults import Call
 
     async def down(_call: Call) -> None:
         raise EndpointDown("no connection", code="EndpointDown")

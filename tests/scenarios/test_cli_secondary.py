@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rekey.model import EntityKey
-from tests.commands import Commands
-from tests.evidence import exported, with_key
-from tests.projects import Project
+from tests.asserts.command_line import Commands
 from tests.scenarios.test_secondary_life import RACES_SCRIPT, SCRIPT, TABLE
-from tests.worlds import racer
+from tests.worlds.evidence import exported, with_key
+from tests.worlds.projects import Project
+from tests.worlds.small import racer
 
 WHY = ("--reason", "ticket 4711")
 APART = RACES_SCRIPT.replace(

@@ -16,11 +16,11 @@ from rekey.mapping.sealing import WrappingKey
 from rekey.protocol.opening import Prepared
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
-from tests.declared import under_writes
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.projects import POSTS_SCRIPT
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
 from tests.simulation.dual_people import plan_for
+from tests.worlds.projects import POSTS_SCRIPT
+from tests.worlds.scripts import under_writes
 
 SCRIPT = "0001_posts"
 

@@ -15,10 +15,10 @@ from rekey.client.route import OtherRun, Writer
 from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
 from rekey.protocol.registry import is_current
 from rekey.tables.base import Operation, Verb
-from tests.dualwriting import TAGGED, DualWorld
-from tests.faults import Call
-from tests.leasing import LEASE_S, LONGEST_S, C, D, F, World, epoch_of, refused
-from tests.memory import MemoryTableService
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import TAGGED, DualWorld
+from tests.worlds.leases import LEASE_S, LONGEST_S, C, D, F, World, epoch_of, refused
 
 
 @pytest.fixture

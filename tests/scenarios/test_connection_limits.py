@@ -21,8 +21,8 @@ from rekey.proxy.access import Access
 from rekey.proxy.meter import Meter
 from rekey.proxy.running import Listening, proxying
 from rekey.serve import sockets
-from tests.proxying import ANYWHERE
 from tests.scenarios.test_proxy_sockets import HEAD, config_in, exchange
+from tests.worlds.proxy import ANYWHERE
 
 REQUEST = (HEAD + "\r\n").encode()
 # More than two kernels take for a peer that reads nothing.

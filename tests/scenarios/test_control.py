@@ -11,9 +11,9 @@ from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import content_of
 from rekey.phases import MOVES, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore, Maintainer, from_row, moved, to_row
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTableService
 
 SOURCE, DUAL_WRITE, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 

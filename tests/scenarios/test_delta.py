@@ -14,10 +14,10 @@ from rekey.copy.sweep import DigestParts
 from rekey.core.clock import earlier, later
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, World, never, nothing, post, swept, user
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import POSTS, USERS, World, never, nothing, post, swept, user
 
 MARGIN = 300.0
 

@@ -22,11 +22,11 @@ from rekey.state.filelock import FileLock
 from rekey.state.store import State
 from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import Heard
-from tests.commands import Commands
-from tests.diagnosing import heard
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.worlds.observations import heard
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 SECRET = "0123456789abcdef0123456789abcdef"
 SAID = {"server": "Azurite-Table/3.35.0", "tls": "", "certificate_ends": None}

@@ -10,11 +10,21 @@ from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowMissing
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
-from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, post, user
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import (
+    TAGGED,
+    DualWorld,
+    delete,
+    insert,
+    key_row,
+    memory_world,
+    merge,
+    replace,
+    upsert,
+)
+from tests.worlds.small import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 HELLO = EntityKey("blog", "hello")

@@ -28,10 +28,10 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company
 from rekey.tables.base import Operation
-from tests.dualwriting import TAGGED, delete, insert, key_row, memory_world, merge, replace, upsert
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, post, user
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import TAGGED, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.worlds.small import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 

@@ -20,11 +20,11 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from tests.company import ApplicationFaults, Company, Ledger, application, company, traffic
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
-from tests.worlds import post, user
+from tests.worlds.company import ApplicationFaults, Company, Ledger, application, company, traffic
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.worlds.small import post, user
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from rekey.runner.clients import wait_until_heard
 from rekey.runner.commands import Mode
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options, Run
-from tests.company import Client, Company, application, company
-from tests.faults import Call
-from tests.memory import Gate
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.fakes.faults import Call
+from tests.fakes.memory import Gate
 from tests.soaking import others_in_soak
-from tests.worlds import post, user
+from tests.worlds.company import Client, Company, application, company
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.worlds.small import post, user
 
 STOPPED = Options(writers_stopped=True)
 FIRST = EntityKey("p0", "user000@example.com")

@@ -27,11 +27,21 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
-from tests.faults import Call, Fault, FaultKind, PlannedFaults
-from tests.memory import MemoryTableService
+from tests.fakes.faults import Call, Fault, FaultKind, PlannedFaults
+from tests.fakes.memory import MemoryTableService
 from tests.soaking import others_in_soak
-from tests.worlds import BENCHES, HANDLES, LOWERED, POSTS, USERS, post, user
+from tests.worlds.dual_write import (
+    TAGGED,
+    DualWorld,
+    delete,
+    insert,
+    key_row,
+    memory_world,
+    merge,
+    replace,
+    upsert,
+)
+from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 

@@ -13,10 +13,10 @@ from rekey.errors import Ambiguous, Collision, RequestRejected, Unavailable
 from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
-from tests.dualwriting import DualWorld, delete, insert, memory_world
-from tests.faults import Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import LOWERED, RACES, racer, user
+from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import DualWorld, delete, insert, memory_world
+from tests.worlds.small import LOWERED, RACES, racer, user
 
 BY_MAIL = Migration(
     source="Users",

@@ -19,10 +19,10 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
-from tests.dualwriting import DualWorld, delete, insert, memory_world, merge, replace, upsert
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, post
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import DualWorld, delete, insert, memory_world, merge, replace, upsert
+from tests.worlds.small import POSTS, post
 
 HELLO = EntityKey("blog", "hello")
 JANUARY = EntityKey("2024-01", "hello")

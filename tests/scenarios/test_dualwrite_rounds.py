@@ -19,10 +19,20 @@ from rekey.model import Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
-from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, post, user
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import (
+    TAGGED,
+    DualWorld,
+    delete,
+    insert,
+    key_row,
+    memory_world,
+    merge,
+    replace,
+    upsert,
+)
+from tests.worlds.small import POSTS, USERS, post, user
 
 
 class Rounds:

@@ -18,9 +18,9 @@ from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
-from tests.dualwriting import TAGGED, delete, insert, memory_world, merge, replace, upsert
-from tests.memory import MemoryTableService
-from tests.worlds import LOWERED, POSTS, USERS, post, user
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import TAGGED, delete, insert, memory_world, merge, replace, upsert
+from tests.worlds.small import LOWERED, POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 HELLO = EntityKey("blog", "hello")

@@ -11,10 +11,10 @@ from rekey.errors import RowExists, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
 from rekey.phases import ControlPhase
-from tests.dualwriting import delete, insert, memory_world, replace
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import USERS, user
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import delete, insert, memory_world, replace
+from tests.worlds.small import USERS, user
 
 
 async def test_settling_does_not_wait_for_writes_that_began_after_it() -> None:

@@ -13,7 +13,7 @@ from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from tests.company import Client, Company, company
+from tests.worlds.company import Client, Company, company
 
 FOLDED = '''\
 """Spellings fold together."""

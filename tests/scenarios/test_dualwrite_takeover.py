@@ -23,13 +23,13 @@ from rekey.runner.look import look
 from rekey.state.store import State
 from rekey.status.judge import Status
 from rekey.tables.base import SIGNED_S
-from tests.company import company as company_of
-from tests.dualwriting import DualWorld, memory_world, replace
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.projects import USERS_SCRIPT
-from tests.worlds import SCRIPT, USERS, go_on, user
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.company import company as company_of
+from tests.worlds.dual_write import DualWorld, memory_world, replace
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import SCRIPT, USERS, go_on, user
 
 BUSY = Fault(FaultKind.NOT_SENT)
 

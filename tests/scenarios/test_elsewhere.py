@@ -19,18 +19,8 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.run import Options
-from tests.commands import Commands
-from tests.company import Company, Ledger, company, traffic
-from tests.erasing import WHY, begun, by_old, completed, subject
-from tests.every import every
-from tests.evidence import exported, with_key
-from tests.projects import (
-    MOVE_SCRIPT,
-    POSTS_ELSEWHERE_SCRIPT,
-    SKEW_S,
-    USERS_ELSEWHERE_SCRIPT,
-    Project,
-)
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
 from tests.scenarios.test_dualwrite_lifecycle import (
     assert_kept,
     new_post,
@@ -39,7 +29,17 @@ from tests.scenarios.test_dualwrite_lifecycle import (
     old_user,
     own_keys,
 )
-from tests.worlds import post, user
+from tests.worlds.company import Company, Ledger, company, traffic
+from tests.worlds.erasure import WHY, begun, by_old, completed, subject
+from tests.worlds.evidence import exported, with_key
+from tests.worlds.projects import (
+    MOVE_SCRIPT,
+    POSTS_ELSEWHERE_SCRIPT,
+    SKEW_S,
+    USERS_ELSEWHERE_SCRIPT,
+    Project,
+)
+from tests.worlds.small import post, user
 
 STOPPED = Options(writers_stopped=True)
 SCRIPT = "0001_users"

@@ -21,9 +21,10 @@ from rekey.runner import commands
 from rekey.runner.run import Run
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from tests.commands import Commands
-from tests.company import company
-from tests.erasing import (
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.worlds.company import company
+from tests.worlds.erasure import (
     PLAIN_USERS,
     SCRIPT,
     SCRIPTS,
@@ -42,10 +43,9 @@ from tests.erasing import (
     subject,
     tombstones,
 )
-from tests.evidence import prove
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import USERS_SCRIPT
-from tests.worlds import user
+from tests.worlds.evidence import prove
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import user
 
 
 @pytest.fixture(params=list(SCRIPTS.values()), ids=list(SCRIPTS))

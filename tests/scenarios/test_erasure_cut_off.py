@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rekey.mapping.rows import MAPPING_TABLE
-from tests.commands import Commands
-from tests.erasing import (
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.soaking import others_in_soak
+from tests.worlds.erasure import (
     PLAIN_USERS,
     WHY,
     by_id,
@@ -26,10 +28,8 @@ from tests.erasing import (
     subject,
     tombstones,
 )
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT
-from tests.soaking import others_in_soak
-from tests.worlds import Killed
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import Killed
 
 
 @pytest.fixture

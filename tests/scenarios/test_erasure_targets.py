@@ -18,10 +18,10 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import View
 from rekey.runner.erase.erasure import Done, erase
 from rekey.tables.base import Operation, Verb
-from tests.commands import Commands
-from tests.company import Company, company
-from tests.declared import RACES, named
-from tests.erasing import (
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.worlds.company import Company, company
+from tests.worlds.erasure import (
     SCRIPT,
     SCRIPTS,
     WHY,
@@ -35,10 +35,10 @@ from tests.erasing import (
     subject,
     tombstones,
 )
-from tests.evidence import prove
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT
-from tests.worlds import mapped, post, racer, user
+from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT
+from tests.worlds.scripts import RACES, named
+from tests.worlds.small import mapped, post, racer, user
 
 WITH = "--with-targets"
 

@@ -21,8 +21,8 @@ from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.evidence import (
+from tests.asserts.command_line import Commands
+from tests.worlds.evidence import (
     SCRIPT,
     TO_CUTOVER,
     P256Signer,
@@ -35,7 +35,7 @@ from tests.evidence import (
     restated,
     signer_of,
 )
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
 
 EVENTS = f"data/{contents.EVENTS}"
 CHECKPOINT = f"data/{contents.CHECKPOINT}"

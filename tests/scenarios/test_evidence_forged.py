@@ -19,9 +19,10 @@ from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state import backend
 from rekey.state.applied import SCHEMA_FOLDER
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.every import every
-from tests.evidence import (
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.soaking import others_in_soak
+from tests.worlds.evidence import (
     checked,
     codes,
     exported,
@@ -32,8 +33,7 @@ from tests.evidence import (
     relinked,
     restated,
 )
-from tests.projects import CONFIG
-from tests.soaking import others_in_soak
+from tests.worlds.projects import CONFIG
 
 VERIFY = ("evidence", "verify")
 

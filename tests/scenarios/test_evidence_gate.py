@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rekey.evidence.keys import PublicKey
-from tests.commands import Commands
-from tests.evidence import TO_CUTOVER, exported, rows, with_key
-from tests.projects import USERS_SCRIPT, Project, lived
+from tests.asserts.command_line import Commands
+from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
 RETIRE = ("retire", "0001", "--table", "Users")
 MISSING = "no signed evidence"

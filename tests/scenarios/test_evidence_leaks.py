@@ -27,10 +27,10 @@ from rekey.core import crockford
 from rekey.evidence import bag
 from rekey.model import EntityKey, Row, content_of
 from rekey.project.config import AZURITE_KEY
-from tests.canaries import Canaries
-from tests.dictionaries import MORE, PLAIN, Held, texts_of
-from tests.evidence import TO_CUTOVER, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.canaries import Canaries
+from tests.asserts.hashes import MORE, PLAIN, Held, texts_of
+from tests.worlds.evidence import TO_CUTOVER, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 LOT = random.Random(4)
 CANARIES = Canaries.of(LOT)

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rekey.doctor.live.run import keep
 from rekey.evidence import contents, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
-from tests.commands import Commands
-from tests.every import every
-from tests.evidence import checked, codes, exported, key, rekey, restated, signer_of
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.evidence import checked, codes, exported, key, rekey, restated, signer_of
 
 LIVE = f"data/{contents.LIVE}"
 STRANGER = Ed25519Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))

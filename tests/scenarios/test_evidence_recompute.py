@@ -12,10 +12,10 @@ import pytest
 from rekey.evidence.keys import PublicKey
 from rekey.model import EntityKey, content_of
 from rekey.verify.sums import FEW
-from tests.commands import Commands
-from tests.every import every
-from tests.evidence import exported, handed_over, key, rekey, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.evidence import exported, handed_over, key, rekey, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 __all__ = ["key", "rekey"]
 ROWS = FEW

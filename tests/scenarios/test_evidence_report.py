@@ -21,11 +21,11 @@ from rekey.evidence import contents
 from rekey.model import content_of
 from rekey.present.page import POLICY
 from rekey.present.plots import Pair, pairs, timeline
-from tests.browser import complaints, drawn, laid_out, needs_browser, opened, run
-from tests.commands import Commands
-from tests.every import every
-from tests.evidence import TO_CUTOVER, exported, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.browser import complaints, drawn, laid_out, needs_browser, opened, run
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert("x")</script> & <b>'

@@ -23,9 +23,9 @@ from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
-from tests.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
 from tests.soaking import others_in_soak
+from tests.worlds.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 EVENTS = f"data/{contents.EVENTS}"
 CHECKPOINT = f"data/{contents.CHECKPOINT}"

@@ -17,9 +17,9 @@ from rekey.errors import ConfigurationError
 from rekey.evidence import bag, signing, timestamp
 from rekey.evidence.keys import PublicKey
 from rekey.evidence.verify import Trusted, verify
-from tests.commands import Commands
-from tests.evidence import codes, restated, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.worlds.evidence import codes, restated, rows, with_key
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 CURVE = "ec_paramgen_curve:prime256v1"
 SETTINGS = """\

@@ -18,9 +18,10 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import LocalWrappingKey, key_partition
 from rekey.mapping.store import Keyring
 from rekey.model import EntityKey, Row, content_of
-from tests.commands import Commands
-from tests.diagnosing import changed
-from tests.erasing import (
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.soaking import others_in_soak
+from tests.worlds.erasure import (
     LEASE_S,
     MONTH,
     PLAIN_USERS,
@@ -44,11 +45,10 @@ from tests.erasing import (
     subject,
     tombstones,
 )
-from tests.evidence import checked, exported, prove, with_key
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
-from tests.soaking import others_in_soak
-from tests.worlds import Killed, user
+from tests.worlds.evidence import checked, exported, prove, with_key
+from tests.worlds.observations import changed
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
+from tests.worlds.small import Killed, user
 
 DAY = 86_400
 CONFIRMED = ("--confirm", SCRIPT)

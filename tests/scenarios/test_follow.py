@@ -22,12 +22,12 @@ from rekey.runner.run import Options
 from rekey.state.store import State
 from rekey.status.judge import Status
 from rekey.tables.base import Operation, Verb
-from tests.commands import Commands
-from tests.company import Company, application, company
-from tests.faults import Call
-from tests.following import Following, Then, keep_real_time_out, said
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, user
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.worlds.company import Company, application, company
+from tests.worlds.followed import Following, Then, keep_real_time_out, said
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import Killed, user
 
 ROWS = 60
 MINUTE = 60.0

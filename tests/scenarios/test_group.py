@@ -38,13 +38,13 @@ from rekey.rehearse.project import Project as Rehearsal
 from rekey.runner import commands
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options
-from tests.commands import Commands
-from tests.company import Company, Ledger, traffic
-from tests.evidence import prove
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project, lived
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
-from tests.worlds import Killed, user
+from tests.worlds.company import Company, Ledger, traffic
+from tests.worlds.evidence import prove
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
+from tests.worlds.small import Killed, user
 
 STOPPED = Options(writers_stopped=True)
 GROUP = "billing"

@@ -25,13 +25,13 @@ from rekey.runner import commands
 from rekey.runner.handover import hand_over
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
-from tests.company import ApplicationFaults, Client, Company, Ledger, application, company, traffic
-from tests.declared import RACES, named
-from tests.evidence import prove
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
-from tests.worlds import post, racer, user
+from tests.worlds.company import ApplicationFaults, Client, Company, Ledger, application, company, traffic
+from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.worlds.scripts import RACES, named
+from tests.worlds.small import post, racer, user
 
 RACES_SCRIPT = named(RACES, "Races", "RacesByKey")
 

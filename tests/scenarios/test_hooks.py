@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rekey.tables.base import Table
-from tests.commands import Commands
-from tests.faults import Call
-from tests.following import keep_real_time_out
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
 from tests.scenarios.test_progress import check
-from tests.worlds import user
+from tests.worlds.followed import keep_real_time_out
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 STOPPED = "--writers-stopped"
 

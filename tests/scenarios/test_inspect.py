@@ -26,11 +26,11 @@ from rekey.model import EntityKey, Row
 from rekey.present.text import WIDTH
 from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import Kind
-from tests.bigtable import MadeUpTable
-from tests.fakeclock import FakeClock
-from tests.madeup import posts, telemetry, users
-from tests.memory import MemoryTableService
-from tests.planning import fill
+from tests.fakes.big_table import MadeUpTable
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.example_rows import posts, telemetry, users
+from tests.worlds.plans import fill
 
 MEBIBYTE = 1024 * 1024
 
@@ -207,7 +207,7 @@ async def test_a_sample_says_how_sure_its_shares_are() -> None:
 _MEASURE = """
 import asyncio, pathlib, re, resource
 from rekey.inspect.inspect import inspect_table
-from tests.bigtable import MadeUpTable
+from tests.fakes.big_table import MadeUpTable
 found, _ = asyncio.run(inspect_table(MadeUpTable({rows}), exact=True))
 status = pathlib.Path("/proc/self/status")
 if status.exists():  # what the system calls the maximum counts the parent's memory before the program began

@@ -14,11 +14,11 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.model import key_of
 from rekey.protocol import lease
 from rekey.tables.base import Operation
-from tests.company import Company, application, as_application, company
-from tests.dualwriting import delete
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import USERS_SCRIPT
-from tests.worlds import Killed, user
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.worlds.company import Company, application, as_application, company
+from tests.worlds.dual_write import delete
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import Killed, user
 
 MARGIN_S = 60
 """`[gates] margin`, as it is when nobody says otherwise."""

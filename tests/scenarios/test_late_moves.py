@@ -18,10 +18,10 @@ from rekey.protocol import lease
 from rekey.runner import commands
 from rekey.runner.run import Options
 from rekey.tables.base import Operation
-from tests.company import Company, application, company
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, user
+from tests.fakes.faults import Call
+from tests.worlds.company import Company, application, company
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import Killed, user
 
 STOPPED = Options(writers_stopped=True)
 

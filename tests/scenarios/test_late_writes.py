@@ -38,13 +38,13 @@ from rekey.runner.clients import RUNNER
 from rekey.runner.run import OPEN_S, WRITING_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from tests.company import QUICK, Client, Company, application, as_application, company
-from tests.dualwriting import delete, upsert
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import USERS_SCRIPT, Project
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.simulation.dual_people import plan_for
 from tests.soaking import others_in_soak
-from tests.worlds import Killed, contents, user
+from tests.worlds.company import QUICK, Client, Company, application, as_application, company
+from tests.worlds.dual_write import delete, upsert
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import Killed, contents, user
 
 MARGIN_S = 60
 OVER_S = 51

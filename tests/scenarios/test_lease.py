@@ -30,8 +30,8 @@ from rekey.protocol.lease import (
 )
 from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTableService
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTableService
 
 SCRIPT = "0001_users"
 HERE = Holder("here", "boot-1", 100, "process-1", "1:10", "pid:[1]")

@@ -35,13 +35,13 @@ from rekey.protocol.lease import RunnerLease
 from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
-from tests.declared import under_writes
-from tests.erasing import PLAIN_USERS
-from tests.evidence import prove
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
-from tests.worlds import SECRET, Killed, contents, mapped, post, user
+from tests.worlds.erasure import PLAIN_USERS
+from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import SECRET, Killed, contents, mapped, post, user
 
 STOPPED = Options(writers_stopped=True)
 SCRIPT = "0001_users"

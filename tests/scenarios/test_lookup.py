@@ -15,9 +15,9 @@ from rekey.errors import MachineFailed
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import Row, content_of
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import post, user
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
 WHY = ("--reason", "ticket 4711")

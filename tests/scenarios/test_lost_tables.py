@@ -22,12 +22,12 @@ from rekey.runner.phases import backfill
 from rekey.runner.run import Options, Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
-from tests.commands import Commands
-from tests.company import Company, company
-from tests.erasing import PLAIN_USERS, SCRIPT, begun, complete, rows_of
-from tests.evidence import prove
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import post, user
+from tests.asserts.command_line import Commands
+from tests.worlds.company import Company, company
+from tests.worlds.erasure import PLAIN_USERS, SCRIPT, begun, complete, rows_of
+from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import post, user
 
 DROP = ("rollback", SCRIPT, "--to", "source", "--drop-targets")
 ROWS = 30

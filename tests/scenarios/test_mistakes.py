@@ -22,8 +22,8 @@ import pytest
 from rekey.cli.main import rekey as group
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 pytestmark = pytest.mark.xdist_group("mistakes")  # in one process: the projects are made once
 MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("utf-8"))

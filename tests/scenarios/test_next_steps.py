@@ -25,14 +25,14 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.runner.look import look
 from rekey.state.store import State
 from rekey.verify.full import Reread
-from tests.commands import Commands, Said
-from tests.company import Company, company
-from tests.declared import under_writes
-from tests.evidence import exported, with_key
-from tests.faults import Call
-from tests.following import Following, keep_real_time_out, said
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, user
+from tests.asserts.command_line import Commands, Said
+from tests.fakes.faults import Call
+from tests.worlds.company import Company, company
+from tests.worlds.evidence import exported, with_key
+from tests.worlds.followed import Following, keep_real_time_out, said
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import Killed, user
 
 SCRIPT = "0001_users"
 NAMED = {"script": SCRIPT, "source": "Users", "target": "UsersV2"}

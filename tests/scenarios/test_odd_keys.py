@@ -9,10 +9,10 @@ import pytest
 
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey, Row, content_of, key_of
-from tests.commands import Commands
-from tests.memory import MemoryTable, MemoryTableService, Mood
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.asserts.command_line import Commands
+from tests.fakes.memory import MemoryTable, MemoryTableService, Mood
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 # Two keys, of which decoding makes one, and one of which it makes a key that no row has.
 ODD = ("ann%40example.com", "ann@example.com", "two%20words@example.com")

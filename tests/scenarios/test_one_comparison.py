@@ -22,11 +22,11 @@ from rekey.runner.stop import Measured, reading_s
 from rekey.verify import full as comparison
 from rekey.verify import summing, trace
 from rekey.verify.report import FullReport, TableRead
-from tests.commands import Commands
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project
-from tests.spreading import NAME, inline
-from tests.worlds import SECRET, contents, mapped, post, racer, user
+from tests.asserts.command_line import Commands
+from tests.fakes.executors import NAME, inline
+from tests.fakes.faults import Call
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 SCRIPT = "0001_users"
 ROWS = 1_100

@@ -30,13 +30,13 @@ from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import Kind
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.madeup import GENERATORS
-from tests.memory import MemoryTableService
-from tests.oddrows import generic
-from tests.planning import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
-from tests.worlds import LOWERED, POSTS, USERS, World, never, nothing, post, user
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.example_rows import GENERATORS
+from tests.worlds.odd_rows import generic
+from tests.worlds.plans import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
+from tests.worlds.small import LOWERED, POSTS, USERS, World, never, nothing, post, user
 
 LIMITS = Limits(window_rows=2_000)
 
@@ -325,7 +325,7 @@ async def test_short_and_empty_pages_are_read_to_the_end(memory: MemoryTableServ
     turn = 0
 
     def decide(_call: Call) -> object:
-        from tests.faults import Fault, FaultKind
+        from tests.fakes.faults import Fault, FaultKind
 
         nonlocal turn
         turn += 1

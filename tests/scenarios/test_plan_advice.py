@@ -23,15 +23,15 @@ from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions
 from rekey.present.text import WIDTH
 from rekey.state.models import PLAN_FACT
-from tests.advising import planned
-from tests.commands import Commands
-from tests.documents import ROOT
-from tests.fakeclock import FakeClock
-from tests.madeup import GENERATORS
-from tests.memory import MemoryTableService
-from tests.planning import fill, plan_one, subject
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import LOWERED, USERS, user
+from tests.asserts.command_line import Commands
+from tests.asserts.documents import ROOT
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.advice import planned
+from tests.worlds.example_rows import GENERATORS
+from tests.worlds.plans import fill, plan_one, subject
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import LOWERED, USERS, user
 
 EXAMPLES = {one.script_id: one.migration for one in load_scripts(ROOT / "migrations")}
 MAILS_STAY = USERS_SCRIPT.replace(

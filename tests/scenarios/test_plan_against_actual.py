@@ -21,10 +21,10 @@ from rekey.phases import Phase
 from rekey.plan.estimate import SPLIT_REQUESTS
 from rekey.state.store import State
 from rekey.tables.sent import Kind
-from tests.commands import Commands
-from tests.madeup import posts, registrations, telemetry, users
-from tests.planning import fill
-from tests.projects import Project
+from tests.asserts.command_line import Commands
+from tests.worlds.example_rows import posts, registrations, telemetry, users
+from tests.worlds.plans import fill
+from tests.worlds.projects import Project
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 EXAMPLES = [

@@ -22,9 +22,9 @@ from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService
-from tests.planning import fill, subject
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.plans import fill, subject
 
 WEATHER = Migration(
     source="Weather",

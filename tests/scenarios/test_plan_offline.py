@@ -18,13 +18,13 @@ from rekey.model import Row
 from rekey.plan.plan import make_plan, plan_offline
 from rekey.plan.result import NOT_LOOKED_AT
 from rekey.plan.subject import PlanOptions, Subject
-from tests.advising import migration as declared_with
-from tests.commands import Commands
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService
-from tests.planning import declared, fill, subject
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.advice import migration as declared_with
+from tests.worlds.plans import declared, fill, subject
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 ASKED = 'query.range("RowKey", within=["PartitionKey"], rows=2_000)'
 WITH_QUERIES = USERS_SCRIPT.replace("import Migration", "import query, Migration").replace(

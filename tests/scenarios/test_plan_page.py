@@ -17,12 +17,12 @@ import pytest
 
 from rekey.model import Row
 from rekey.present.plots import AFTER, BEFORE, Series, lines
-from tests.browser import complaints, drawn, laid_out, needs_browser, opened
-from tests.commands import Commands
-from tests.every import every
-from tests.madeup import posts, telemetry, users
-from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.browser import complaints, drawn, laid_out, needs_browser, opened
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.worlds.example_rows import posts, telemetry, users
+from tests.worlds.plans import fill
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 EXAMPLES = [

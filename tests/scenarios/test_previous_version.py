@@ -23,14 +23,14 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner.handover import hand_over
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from tests.commands import Commands
-from tests.company import Company
-from tests.evidence import handed_over
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import MemoryTableService, StoredRows
-from tests.projects import Project
-from tests.worlds import SECRET, contents, mapped
+from tests.asserts.command_line import Commands
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService, StoredRows
+from tests.worlds.company import Company
+from tests.worlds.evidence import handed_over
+from tests.worlds.projects import Project
+from tests.worlds.small import SECRET, contents, mapped
 
 PREVIOUS = Path(__file__).parents[1] / "fixtures" / "previous"
 SCRIPT = "0001_users"

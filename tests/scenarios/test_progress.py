@@ -27,11 +27,11 @@ from rekey.runner.session import Session
 from rekey.runner.steering import Steering
 from rekey.state.store import State
 from rekey.status import pulse
-from tests.commands import Commands
-from tests.every import every
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import Killed, user
+from tests.asserts.command_line import Commands
+from tests.asserts.every import every
+from tests.fakes.faults import Call
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import Killed, user
 
 SCRIPT = "0001_users"
 ROWS = 4000

@@ -10,9 +10,9 @@ from rekey import Index, keys
 from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.worlds import LOWERED, POSTS, USERS, World, post, user
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 HELLO = EntityKey("blog", "hello")

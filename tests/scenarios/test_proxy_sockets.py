@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY, Config, load_config
 from rekey.proxy.running import Listening
 from rekey.rehearse.azurite import AzuriteAccount
-from tests.proxying import Wired, proxied, wired
+from tests.worlds.proxy import Wired, proxied, wired
 
 SIGNED = generate_account_sas(
     AzureNamedKeyCredential(AZURITE_ACCOUNT, AZURITE_KEY),

@@ -21,9 +21,10 @@ from rekey.runner.restore import restore
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
-from tests.commands import Commands, Said
-from tests.company import company
-from tests.erasing import (
+from tests.asserts.command_line import Commands, Said
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.worlds.company import company
+from tests.worlds.erasure import (
     PLAIN_USERS,
     SCRIPT,
     WHY,
@@ -35,10 +36,9 @@ from tests.erasing import (
     mapping,
     subject,
 )
-from tests.evidence import prove
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import Killed, post
+from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import Killed, post
 
 STRAY: Row = {
     "PartitionKey": "eu",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
-from tests.commands import Commands
-from tests.madeup import users
-from tests.planning import fill
-from tests.projects import Project
+from tests.asserts.command_line import Commands
+from tests.worlds.example_rows import users
+from tests.worlds.plans import fill
+from tests.worlds.projects import Project
 
 SCRIPT = Path(__file__).parents[2] / "migrations" / "0001_users_opaque_ids.py"
 ROWS = 500

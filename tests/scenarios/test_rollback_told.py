@@ -12,12 +12,12 @@ import pytest
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.model import key_of
-from tests.commands import Commands
-from tests.declared import under_writes
-from tests.evidence import rows
-from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
 from tests.unit.test_cli_shell import Terminal
+from tests.worlds.evidence import rows
+from tests.worlds.plans import fill
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.scripts import under_writes
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from rekey.mapping.sealing import ROOT, Wrapped, data_key_row, new_data_key
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.model import EntityKey, content_of
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.fakes.key_vault import FIRST, OAEP, URL, Credential, Vault
 from tests.scenarios.test_previous_version import (
     DAY,
     PREVIOUS,
@@ -26,8 +26,8 @@ from tests.scenarios.test_previous_version import (
     assert_looked_up,
     left_by,
 )
-from tests.vaults import FIRST, OAEP, URL, Credential, Vault
-from tests.worlds import user
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 SCRIPT = "0001_users"
 

@@ -37,12 +37,12 @@ from rekey.runner import commands
 from rekey.runner.run import Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
-from tests.canaries import Canaries
-from tests.company import Company, Ledger, as_application, company, traffic
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
+from tests.asserts.canaries import Canaries
+from tests.fakes.faults import Call
 from tests.scenarios.test_dualwrite_lifecycle import new_post, old_post, own_keys
-from tests.worlds import post, user
+from tests.worlds.company import Company, Ledger, as_application, company, traffic
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
+from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
 STOPPED = Options(writers_stopped=True)

@@ -32,15 +32,15 @@ from rekey.state.models import Segment
 from rekey.tables.base import Operation, Verb
 from rekey.verify.count import count
 from rekey.verify.full import full
-from tests.documents import ROOT
-from tests.dualwriting import DualWorld, delete, insert, merge, replace, upsert
-from tests.every import every
-from tests.faults import Call, FaultKind, NoFaults, SeededFaults
-from tests.madeup import registrations
-from tests.memory import MemoryTableService
+from tests.asserts.documents import ROOT
+from tests.asserts.every import every
+from tests.fakes.faults import Call, FaultKind, NoFaults, SeededFaults
+from tests.fakes.memory import MemoryTableService
 from tests.soaking import others_in_soak
-from tests.verifying import context, filled, sampled
-from tests.worlds import RACES, World, go_on, halves, never, nothing, racer, swept
+from tests.worlds.dual_write import DualWorld, delete, insert, merge, replace, upsert
+from tests.worlds.example_rows import registrations
+from tests.worlds.small import RACES, World, go_on, halves, never, nothing, racer, swept
+from tests.worlds.verification import context, filled, sampled
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
 JOHN = EntityKey("nyc", "01234")

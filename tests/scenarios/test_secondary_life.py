@@ -24,12 +24,12 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
-from tests.company import Client, Company
-from tests.declared import RACES, named, under_writes
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.projects import Project
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.soaking import others_in_soak
-from tests.worlds import Killed, contents, halves, mapped, racer
+from tests.worlds.company import Client, Company
+from tests.worlds.projects import Project
+from tests.worlds.scripts import RACES, named, under_writes
+from tests.worlds.small import Killed, contents, halves, mapped, racer
 
 SCRIPT = "0001_races"
 TABLE = "RacesByKey"

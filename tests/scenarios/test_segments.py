@@ -28,12 +28,12 @@ from rekey.state.models import Segment
 from rekey.state.store import State
 from rekey.tables.base import Page
 from rekey.tables.split import character_of, find_middle, rank_of
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import MemoryTable, MemoryTableService
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.soaking import others_in_soak
-from tests.worlds import USERS, Killed, World, never, nothing, user
+from tests.worlds.small import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
 SHAPES: dict[str, list[tuple[str, str]]] = {

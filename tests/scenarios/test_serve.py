@@ -19,10 +19,10 @@ from rekey.errors import ConfigurationError, Unavailable
 from rekey.serve.metrics import families
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import MAX_EVENTS, Watch, changes
-from tests.browser import needs_browser, tab
-from tests.documents import ROOT
-from tests.fakeclock import FakeClock
-from tests.serving import client, document, migration
+from tests.asserts.browser import needs_browser, tab
+from tests.asserts.documents import ROOT
+from tests.fakes.clock import FakeClock
+from tests.worlds.progress import client, document, migration
 
 LOOPBACK = Address("127.0.0.1", 0)
 TOKEN = b"a token of sixteen bytes"

@@ -13,13 +13,13 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.verify.count import count
 from rekey.verify.full import full
-from tests.commands import Commands
-from tests.dualwriting import delete, insert, memory_world, merge, replace
-from tests.evidence import exported, with_key
-from tests.memory import MemoryTableService
-from tests.projects import Project
-from tests.verifying import context, filled, sampled
-from tests.worlds import World
+from tests.asserts.command_line import Commands
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.dual_write import delete, insert, memory_world, merge, replace
+from tests.worlds.evidence import exported, with_key
+from tests.worlds.projects import Project
+from tests.worlds.small import World
+from tests.worlds.verification import context, filled, sampled
 
 INDEX = "UsersIndex"
 

@@ -33,13 +33,13 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.runner import commands, steering
 from rekey.runner.run import Options, StopFlag
-from tests.company import company
-from tests.dualwriting import delete
-from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.fakes.executors import NAME, Inline, Plain, inline
+from tests.fakes.faults import Call
 from tests.simulation.judging import PairsWatch
-from tests.spreading import NAME, Inline, Plain, inline
-from tests.worlds import SECRET, contents, mapped, post, racer, user
+from tests.worlds.company import company
+from tests.worlds.dual_write import delete
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 ROWS = 400
 EXECUTOR = '\n[executor]\nslice = "2s"\n'

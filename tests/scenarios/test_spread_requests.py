@@ -12,9 +12,9 @@ from rekey.copy.workers.work import work
 from rekey.phases import Phase
 from rekey.project.config import Config
 from rekey.tables.base import Accounts
-from tests.projects import Project
+from tests.fakes.executors import NAME, Inline, Plain, inline
 from tests.scenarios.test_spread_copy import Ready, apply, counters, failing, with_users
-from tests.spreading import NAME, Inline, Plain, inline
+from tests.worlds.projects import Project
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Commands
-from tests.madeup import users
-from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project, lived
+from tests.asserts.command_line import Commands
+from tests.worlds.example_rows import users
+from tests.worlds.plans import fill
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
 OTHER = "ab" * 32
 

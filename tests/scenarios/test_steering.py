@@ -18,10 +18,10 @@ from rekey.phases import Phase
 from rekey.runner import commands, steering
 from rekey.runner.steering import Steering
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.small import user
 
 SCRIPT = "0001_users"
 

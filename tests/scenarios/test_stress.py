@@ -30,14 +30,14 @@ from rekey.stress.run import Bounds, Notes, StressTest, new_name
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.tables.probe import Heard
-from tests.declared import USERS, named
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind
-from tests.limiting import PartitionLimit
-from tests.memory import MemoryTableService
-from tests.projects import Project
-from tests.worlds import user
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTableService
+from tests.fakes.rate_limits import PartitionLimit
+from tests.worlds.projects import Project
+from tests.worlds.scripts import USERS, named
+from tests.worlds.small import user
 
 ENDPOINT = "http://127.0.0.1:10002/devstoreaccount1"
 EVEN = Spread("Users", (1,) * 50)

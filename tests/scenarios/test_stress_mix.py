@@ -22,13 +22,13 @@ from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds, Notes, StressTest
 from rekey.stress.spread import Spread
-from tests.declared import USERS, named
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.limiting import MixLimit, PlantedLimits
-from tests.memory import MemoryTableService
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
+from tests.fakes.rate_limits import MixLimit, PlantedLimits
 from tests.scenarios.test_stress import Commands
-from tests.worlds import user
+from tests.worlds.scripts import USERS, named
+from tests.worlds.small import user
 
 ENDPOINT = "http://127.0.0.1:10002/devstoreaccount1"
 READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Commands
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import post, user
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.small import post, user
 
 ID = "0001_users"
 TAKEN = f"another project's migration {ID} is in this restricted store: Users -> UsersV2"

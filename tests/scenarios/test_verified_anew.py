@@ -18,10 +18,10 @@ from rekey.runner.look import look
 from rekey.runner.restore import restore
 from rekey.status.facts import RETURNED_AFTER
 from rekey.status.judge import Status
-from tests.company import Company, application, company
-from tests.faults import Call
-from tests.projects import USERS_SCRIPT
-from tests.worlds import Killed, user
+from tests.fakes.faults import Call
+from tests.worlds.company import Company, application, company
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import Killed, user
 
 GHOST: Row = {"PartitionKey": "part0", "RowKey": "ghost", "Name": "of no source row"}
 CHANGED = "rows were changed since the last full verification began"

@@ -22,12 +22,12 @@ from rekey.verify.count import count
 from rekey.verify.render import render
 from rekey.verify.report import Kind, exit_code
 from rekey.verify.sample import PAGE_BYTES, reservoir, sample
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import MemoryTableService
-from tests.verifying import context, filled, rows_of, sampled, source_id
-from tests.worlds import POSTS, USERS, World, post, user
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import POSTS, USERS, World, post, user
+from tests.worlds.verification import context, filled, rows_of, sampled, source_id
 
 HELLO = EntityKey("blog", "post-007")
 
@@ -163,7 +163,7 @@ async def test_a_sample_as_large_as_the_table_checks_all_of_it(
 
 async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_path: Path) -> None:
     """The row under the key belongs to another source row, which the mapping table names."""
-    from tests.worlds import LOWERED
+    from tests.worlds.small import LOWERED
 
     world = await filled(World(memory, LOWERED), [user("Ann")])
     await world.source.insert(user("ANN"))

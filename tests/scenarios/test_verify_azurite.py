@@ -15,8 +15,8 @@ from rekey.tables.azure import AzureTableService
 from rekey.verify.count import count
 from rekey.verify.full import full
 from rekey.verify.report import Change, Kind
-from tests.verifying import context, sampled
-from tests.worlds import USERS, World, user
+from tests.worlds.small import USERS, World, user
+from tests.worlds.verification import context, sampled
 
 TYPED: dict[str, Any] = {
     "Age": 5,

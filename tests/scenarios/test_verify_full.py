@@ -20,12 +20,12 @@ from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
 from rekey.verify.trace import Trace
-from tests.every import every
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTable, MemoryTableService
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.scenarios.test_verify_resumed import small_pages
-from tests.verifying import context, filled, rows_of, source_id, target_id
-from tests.worlds import LOWERED, POSTS, USERS, World, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
+from tests.worlds.verification import context, filled, rows_of, source_id, target_id
 
 ANN = EntityKey("eu", "ann@example.com")
 HELLO = EntityKey("blog", "post-007")

@@ -26,12 +26,12 @@ from rekey.verify.render import render
 from rekey.verify.report import Kind
 from rekey.verify.summing import Checkpoint, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTableService, Mood
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTableService, Mood
 from tests.soaking import others_in_soak
-from tests.verifying import context, filled, rows_of, source_id
-from tests.worlds import LOWERED, POSTS, USERS, World, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
+from tests.worlds.verification import context, filled, rows_of, source_id
 
 HOT = EntityKey("eu", "u001@example.com")
 COUNT = 1100

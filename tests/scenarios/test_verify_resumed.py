@@ -21,10 +21,10 @@ from rekey.runner.run import Options, StopFlag
 from rekey.verify import summing
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
-from tests.faults import Call
-from tests.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project, lived
-from tests.spreading import NAME, Inline, Plain, inline
-from tests.worlds import racer, user
+from tests.fakes.executors import NAME, Inline, Plain, inline
+from tests.fakes.faults import Call
+from tests.worlds.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project, lived
+from tests.worlds.small import racer, user
 
 ROWS = 450
 
@@ -83,7 +83,7 @@ async def _calm(_call: Call) -> None:
 
 def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
     """Let scans give small pages, so that there are many."""
-    from tests.memory import MemoryTable
+    from tests.fakes.memory import MemoryTable
 
     scan = MemoryTable.scan
 

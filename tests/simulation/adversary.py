@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import ServiceError
 from rekey.tables.base import Operation
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTable, MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.simulation.repeating import Repeating
-from tests.worlds import Killed
+from tests.worlds.small import Killed
 
 LONGEST_REQUEST_S = 30.0
 _PAGES = (FaultKind.EMPTY_PAGE, FaultKind.SHORT_PAGE)

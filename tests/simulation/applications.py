@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.tables.base import Operation, Verb
-from tests.memory import MemoryTable
+from tests.fakes.memory import MemoryTable
 from tests.simulation.judging import standing_together
-from tests.worlds import post, racer, user
+from tests.worlds.small import post, racer, user
 
 
 @dataclass

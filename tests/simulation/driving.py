@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.simulation.storm import Process, Storm
-from tests.worlds import Killed
+from tests.worlds.small import Killed
 
 
 class Driver:

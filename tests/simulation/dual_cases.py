@@ -43,7 +43,7 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds import BENCHES, HANDLES, LOWERED, POSTS, RACES, SEATS, USERS, post, racer, user
+from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, RACES, SEATS, USERS, post, racer, user
 
 MOST_STATES = 400_000
 

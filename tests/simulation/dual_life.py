@@ -60,15 +60,6 @@ from rekey.runner import commands, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
-from tests.declared import under_writes
-from tests.projects import (
-    POSTS_SCRIPT,
-    SECONDARY_FROM_KEYS_SCRIPT,
-    SECONDARY_SCRIPT,
-    USERS_SCRIPT,
-    WRAPPING_KEY,
-    Project,
-)
 from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
@@ -106,7 +97,16 @@ from tests.simulation.storm import (
     StormLoop,
     StormService,
 )
-from tests.worlds import SECRET, Killed, contents
+from tests.worlds.projects import (
+    POSTS_SCRIPT,
+    SECONDARY_FROM_KEYS_SCRIPT,
+    SECONDARY_SCRIPT,
+    USERS_SCRIPT,
+    WRAPPING_KEY,
+    Project,
+)
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
 PATIENCE = 8

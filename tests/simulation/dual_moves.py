@@ -36,11 +36,11 @@ from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner import clients
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options, tell_nobody
-from tests.faults import Call
+from tests.fakes.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits
 from tests.simulation.witness import Client
-from tests.worlds import SCRIPT, go_on
+from tests.worlds.small import SCRIPT, go_on
 
 DIGEST = "digest"
 TIMES = LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=6.0, freeze_wait_s=8.0)

@@ -64,7 +64,7 @@ from tests.simulation.witness import (
     Witness,
     frozen,
 )
-from tests.worlds import post, racer, user
+from tests.worlds.small import post, racer, user
 
 VERBS = (READ, READ, INSERT, INSERT, REPLACE, REPLACE, MERGE, UPSERT, UPSERT, UPSERT_MERGE, DELETE, DELETE)
 _WORDS = {RowExists: EXISTS, RowMissing: MISSING, ConditionFailed: CONDITION}

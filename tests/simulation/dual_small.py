@@ -39,13 +39,13 @@ from rekey.protocol.rules import SOURCE, TARGET, Side, View
 from rekey.protocol.sweeper import Company, Sweeper
 from rekey.runner.clients import announcing
 from rekey.tables.base import Operation
-from tests.fakeclock import FakeClock
-from tests.faults import Call
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
 from tests.simulation.repeating import Repeating
 from tests.simulation.scheduler import Held, HeldTable, Scheduler, Waits
 from tests.simulation.small import Parts, SmallWorld
 from tests.simulation.witness import DELETE, READ, Client, Do, Step, Witness
-from tests.worlds import SCRIPT, contents, go_on, nothing
+from tests.worlds.small import SCRIPT, contents, go_on, nothing
 
 LONGEST_S = 30.0
 """The longest operation."""

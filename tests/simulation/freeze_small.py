@@ -36,11 +36,11 @@ from rekey.runner.phases import backfill, cutover, reconcile
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK, Segment, StoredSums, Verification
 from rekey.verify import digest, sums, trace
-from tests.faults import Call
+from tests.fakes.faults import Call
 from tests.simulation.late_small import ALL_S, LateWorld, StateFile
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
-from tests.worlds import SCRIPT
+from tests.worlds.small import SCRIPT
 
 ATTEMPTS = 3
 

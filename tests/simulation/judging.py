@@ -24,9 +24,9 @@ from rekey.mapping.sealing import ROOT, LocalWrappingKey, Sealer, ids_key, key_p
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.control import ControlRow
 from rekey.protocol.replicas import inverse
-from tests.memory import MemoryTable
-from tests.projects import WRAPPING_KEY
-from tests.worlds import contents, mapped
+from tests.fakes.memory import MemoryTable
+from tests.worlds.projects import WRAPPING_KEY
+from tests.worlds.small import contents, mapped
 
 
 class Found(AssertionError):

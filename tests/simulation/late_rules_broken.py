@@ -26,7 +26,7 @@ from rekey.runner.clients import RUNNER
 from rekey.runner.phases import cutover
 from rekey.state.models import Verification
 from rekey.status import facts
-from tests.memory import MemoryTable
+from tests.fakes.memory import MemoryTable
 from tests.simulation import repeatable
 from tests.simulation.storm import Storm, StormService
 

@@ -55,10 +55,10 @@ from rekey.runner.phases import backfill
 from rekey.runner.run import Options, Run, StopFlag, tell_nobody
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
-from tests.faults import Call
+from tests.fakes.faults import Call
 from tests.simulation.scheduler import Actor, Scheduler, Waits
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, Parts
-from tests.worlds import SCRIPT, go_on
+from tests.worlds.small import SCRIPT, go_on
 
 LATE = "worker 1"
 DIGEST, RUN_ID = "digest", "run"

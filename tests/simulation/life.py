@@ -38,16 +38,7 @@ from rekey.runner import commands, session
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
-from tests.fakeclock import Skewed
-from tests.projects import ELSEWHERE as TARGETS
-from tests.projects import (
-    POSTS_SCRIPT,
-    SECONDARY_FROM_KEYS_SCRIPT,
-    SECONDARY_SCRIPT,
-    SKEW_S,
-    USERS_SCRIPT,
-    Project,
-)
+from tests.fakes.clock import Skewed
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Connected
 from tests.simulation.applications import Application, Names, Posts, Races, Users
 from tests.simulation.judging import (
@@ -63,7 +54,16 @@ from tests.simulation.judging import (
 )
 from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.repeating import Repeating
-from tests.worlds import SECRET, Killed, contents
+from tests.worlds.projects import ELSEWHERE as TARGETS
+from tests.worlds.projects import (
+    POSTS_SCRIPT,
+    SECONDARY_FROM_KEYS_SCRIPT,
+    SECONDARY_SCRIPT,
+    SKEW_S,
+    USERS_SCRIPT,
+    Project,
+)
+from tests.worlds.small import SECRET, Killed, contents
 
 SCRIPT = "0001_subject"
 PATIENCE = 14

@@ -31,13 +31,13 @@ from rekey.runner.phases import prepare
 from rekey.runner.run import Options, Run
 from rekey.runner.verification import closed_by_verification, verify_full
 from rekey.state.models import Verification
-from tests.faults import Call
+from tests.fakes.faults import Call
 from tests.simulation.freeze_small import FreezeWorld, FullStateFile
 from tests.simulation.freeze_small import at_work as freezes_at_work
 from tests.simulation.late_small import Account
 from tests.simulation.scheduler import Actor, Scheduler
 from tests.simulation.small import DigestsInMemory
-from tests.worlds import SCRIPT, USERS, user
+from tests.worlds.small import SCRIPT, USERS, user
 
 ANN = user("ann@example.com")
 GHOST: Row = {"PartitionKey": "p0", "RowKey": "ghost", "Name": "of no source row"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults import Call
+from tests.fakes.faults import Call
 from tests.simulation.scheduler import Held, Scheduler
 
 

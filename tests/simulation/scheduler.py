@@ -28,9 +28,9 @@ from rekey.errors import Ambiguous, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.rules import check_key_part
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import MemoryTable, MemoryTableService, Mood, StoredRows, _prepare
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTable, MemoryTableService, Mood, StoredRows, _prepare
 from tests.simulation.loop import OWNER, SimulatedLoop
 
 

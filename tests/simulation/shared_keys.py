@@ -21,7 +21,7 @@ from rekey.mapping.store import MARGIN_S
 from rekey.model import ETAG, EntityKey, Row, content_of, key_of
 from rekey.protocol.replicas import inverse
 from rekey.protocol.rules import SOURCE, TARGET
-from tests.memory import MemoryTable
+from tests.fakes.memory import MemoryTable
 from tests.simulation.witness import DELETE, MERGE, READ, UPSERT_MERGE, Do
 
 _MERGES = (MERGE, UPSERT_MERGE)

@@ -39,12 +39,12 @@ from rekey.tables.kinds import by_number
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
-from tests.fakeclock import FakeClock
-from tests.faults import Call
-from tests.memory import Mood
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call
+from tests.fakes.memory import Mood
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
-from tests.worlds import SCRIPT, SECRET, contents, go_on, halves, mapped, never, nothing
+from tests.worlds.small import SCRIPT, SECRET, contents, go_on, halves, mapped, never, nothing
 
 SIZE = WindowSize(rows=100, bytes=1_000_000)
 

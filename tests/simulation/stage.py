@@ -38,13 +38,13 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
-from tests.declared import under_writes
-from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_life import RUNNER_REQUEST_S, SCRIPT, Life
 from tests.simulation.dual_people import Application, Client, Users
 from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.storm import SIGNED_S, Fate, MachineClock, Process
-from tests.worlds import Killed
+from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import Killed
 
 DELTA, DUAL = "delta", "dual-write"
 ATTEMPTS = 8

@@ -41,9 +41,9 @@ from rekey.tables import allowance
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page
 from rekey.tables.rules import check_key_part, check_table_name
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTable, MemoryTableService, StoredRows, _prepare
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTable, MemoryTableService, StoredRows, _prepare
 from tests.simulation.loop import OWNER, Handle, SimulatedLoop
 from tests.simulation.repeating import Repeating
 

@@ -16,12 +16,12 @@ import pytest
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
-from tests.memory import Mood
+from tests.fakes.memory import Mood
 from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, FollowingWorld, Parts
 from tests.soaking import others_in_soak
-from tests.worlds import LOWERED, POSTS, USERS, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, post, user
 
 ANN, ANN_2, ANN_3 = (user("ann@example.com", Age=age) for age in (1, 2, 3))
 UPPER_ANN = user("ANN@example.com")

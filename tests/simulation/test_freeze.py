@@ -25,7 +25,7 @@ from tests.simulation.freeze_small import FreezeWorld, at_work
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
 from tests.soaking import others_in_soak
-from tests.worlds import LOWERED, POSTS, USERS, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, post, user
 
 ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
 UPPER_ANN = user("ANN@example.com")

@@ -25,7 +25,7 @@ from rekey.tables.base import Operation, Verb
 from tests.simulation import late_rules_broken
 from tests.simulation.judging import Found
 from tests.simulation.stage import DELTA, DUAL, VICTIM, Stage, apply, cut_over, person, verify
-from tests.worlds import Killed
+from tests.worlds.small import Killed
 
 INSERT, DELETE, REPLACE = Verb.INSERT, Verb.DELETE, Verb.REPLACE
 FOUND = (Found, RekeyError)

@@ -24,7 +24,7 @@ from tests.simulation.late_small import LateWorld, at_work
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
 from tests.soaking import others_in_soak
-from tests.worlds import POSTS, USERS, post, user
+from tests.worlds.small import POSTS, USERS, post, user
 
 ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
 HELLO, MOVED = (post("hello", month, "a") for month in ("2024-01", "2024-02"))

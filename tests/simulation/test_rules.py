@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.memory import Mood
+from tests.fakes.memory import Mood
 from tests.simulation import broken, dual_broken
 from tests.simulation.explore import Budget, Searched
 from tests.simulation.small import Parts, SmallWorld

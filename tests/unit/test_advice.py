@@ -22,7 +22,7 @@ from rekey.plan.advice.facts import TEXTS
 from rekey.plan.advice.structure import counting_scope
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
-from tests.advising import facts, index, migration, planned
+from tests.worlds.advice import facts, index, migration, planned
 
 START = ticks_of("2024-01-01T00:00:00Z")
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl"
@@ -186,8 +186,8 @@ CASES: dict[str, Case] = {
         evidence="made of Status",
     ),
     "unrepeatable-key": Case(
-        migration(row_key=keys.custom("tests.advising:shaky", "RowKey", version=1)),
-        migration(row_key=keys.custom("tests.advising:steady", "RowKey", version=1)),
+        migration(row_key=keys.custom("tests.worlds.advice:shaky", "RowKey", version=1)),
+        migration(row_key=keys.custom("tests.worlds.advice:steady", "RowKey", version=1)),
         rows=rows(50),
         evidence="50 of 50 rows got another key the second time",
     ),

@@ -8,10 +8,10 @@ from rekey import Migration, keys, query
 from rekey.declaration.query import Query
 from rekey.declaration.scripts import load_script
 from rekey.plan.advice.access import rated
-from tests.advising import facts, migration
-from tests.documents import ROOT
-from tests.madeup import posts, registrations, telemetry
+from tests.asserts.documents import ROOT
 from tests.unit.test_advice import at, hidden, rows
+from tests.worlds.advice import facts, migration
+from tests.worlds.example_rows import posts, registrations, telemetry
 
 POSTS = load_script(ROOT / "migrations/0002_posts_by_month.py").migration
 TELEMETRY = load_script(ROOT / "migrations/0003_telemetry_by_device_day.py").migration
@@ -108,7 +108,7 @@ def test_inverted_ticks_of_today_answer_the_newest_rows_today() -> None:
 
 
 def test_a_custom_function_of_the_whole_row_cannot_be_computed_by_a_reader() -> None:
-    custom = keys.custom("tests.advising:steady", "Email", version=1)
+    custom = keys.custom("tests.worlds.advice:steady", "Email", version=1)
     assert (
         answers(rows(), migration(row_key=custom), query.point("PartitionKey", "Email"))[1]
         == "point, 1 request"

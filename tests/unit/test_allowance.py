@@ -12,7 +12,7 @@ from rekey.tables.allowance import Taken, at_a_rate, while_allowed
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.transport import NoAnswer, NotSent, Request
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class Over(Exception):

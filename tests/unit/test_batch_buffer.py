@@ -6,8 +6,8 @@ from rekey.copy.batches import BatchBuffer
 from rekey.copy.map import CopyWindow, Write
 from rekey.model import EntityKey
 from rekey.tables.base import Verb
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
 
 
 def held(windows: int = 2) -> BatchBuffer:

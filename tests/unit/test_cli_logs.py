@@ -18,7 +18,7 @@ from rekey.cli.shell import Shell, command
 from rekey.core import logs
 from rekey.core.logs import EVENTS
 from rekey.errors import ExitCode
-from tests.every import every
+from tests.asserts.every import every
 
 ROOT = Path(__file__).parents[2]
 

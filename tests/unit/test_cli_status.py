@@ -45,10 +45,10 @@ from rekey.status.facts import (
 from rekey.status.judge import judge
 from rekey.status.pulse import Pulse, write
 from rekey.tables.base import Accounts
-from tests.fakeclock import FakeClock
-from tests.faults import Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
-from tests.worlds import SCRIPT, USERS
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import SCRIPT, USERS
 
 NOW = "2024-01-02T00:00:00.0000000Z"
 HOUR_AGO = "2024-01-01T23:00:00.0000000Z"

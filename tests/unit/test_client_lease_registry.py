@@ -23,9 +23,9 @@ from rekey.protocol.registry import (
     standing,
     to_row,
 )
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.memory import MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import MemoryTableService
 
 SCRIPT = "0001_users"
 CLIENT = ClientRow(

@@ -22,9 +22,9 @@ from rekey.errors import Unavailable, WritesRefused
 from rekey.model import EntityKey, Row
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.registry import Registry, is_current, is_over
-from tests.leasing import FACTS, SCRIPT, C, D, F, S
-from tests.memory import MemoryTable, MemoryTableService
+from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.scenarios.test_lease import HandClock
+from tests.worlds.leases import FACTS, SCRIPT, C, D, F, S
 
 SETTINGS = LeaseSettings(poll_s=1.0, lease_s=6.0, longest_operation_s=4.0, freeze_wait_s=4.0)
 WAY = (D, F, C, F, D, S)

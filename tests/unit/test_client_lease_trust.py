@@ -16,8 +16,8 @@ from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.registry import SAFETY_S, is_current, is_over
-from tests.faults import Call, FaultKind
-from tests.leasing import FACTS, LEASE_S, LONGEST_S, SCRIPT, C, D, F, S, World, epoch_of, refused
+from tests.fakes.faults import Call, FaultKind
+from tests.worlds.leases import FACTS, LEASE_S, LONGEST_S, SCRIPT, C, D, F, S, World, epoch_of, refused
 
 
 @pytest.fixture

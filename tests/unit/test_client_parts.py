@@ -58,8 +58,8 @@ from rekey.errors import (
 from rekey.model import EntityKey
 from rekey.protocol.rules import View
 from rekey.tables.base import Verb
-from tests.begun import SECRETS, WRAPPING_KEY, declared_as
-from tests.worlds import POSTS, USERS
+from tests.worlds.begun_migrations import SECRETS, WRAPPING_KEY, declared_as
+from tests.worlds.small import POSTS, USERS
 
 BASE = "https://account.table.core.windows.net"
 KEY = "(PartitionKey='eu',RowKey='o%27%27brien%2F1')"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rekey.core.clock import SystemClock, format_ticks, ticks_of
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 @pytest.mark.parametrize(

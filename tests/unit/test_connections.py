@@ -20,7 +20,7 @@ from rekey.tables.answers import Answer
 from rekey.tables.connections import Connection, Connections, Disconnected, Malformed, ProxyRefused
 from rekey.tables.credentials import SharedKey
 from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transport
-from tests.every import every
+from tests.asserts.every import every
 from tests.unit.test_probe import certificate
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.counting import Steps, Text, _match, _program, steps_of
+from tests.asserts.steps import Steps, Text, _match, _program, steps_of
 
 PATTERNS = [
     r"'(?:[^']|'')*'",

@@ -18,7 +18,7 @@ from rekey.cli.main import rekey
 from rekey.errors import ExitCode
 from rekey.project.config import ProxyLimits
 from rekey.serve.server import Address
-from tests.test_docs import commands, options_of
+from tests.repo.test_docs import commands, options_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "rekey-apply.service"

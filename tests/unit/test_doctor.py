@@ -17,7 +17,8 @@ from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Writi
 from rekey.doctor.report import TEXTS, listed
 from rekey.errors import RekeyError
 from rekey.tables.probe import Heard
-from tests.diagnosing import (
+from tests.asserts.documents import ROOT
+from tests.worlds.observations import (
     DAY,
     NOW,
     SOUND,
@@ -32,7 +33,6 @@ from tests.diagnosing import (
     script,
     store,
 )
-from tests.documents import ROOT
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 NO = RekeyError("it is not there", hint="put it there")

@@ -13,8 +13,8 @@ from rekey.doctor.live.checks import ALIKE, CHECKS, ERROR, PROMISES, WIRE, devia
 from rekey.doctor.live.run import tell
 from rekey.doctor.live.stage import PREFIX, STALE_S, is_stale, new_prefix
 from rekey.doctor.report import Fact, Finding, found
-from tests.documents import ROOT
-from tests.every import every
+from tests.asserts.documents import ROOT
+from tests.asserts.every import every
 
 NOW = "2026-01-31T12:00:00.0000000Z"
 ONCE = {"again": "409 EntityAlreadyExists", "kept": "1"}

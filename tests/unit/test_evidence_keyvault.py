@@ -26,7 +26,7 @@ from rekey.evidence.statement import Statement
 from rekey.evidence.verify import Trusted, verify
 from rekey.project.config import load_config
 from rekey.project.keyvault import split_url
-from tests.vaults import SAID, Credential, FakeVault, decoded, unpadded
+from tests.fakes.key_vault import SAID, Credential, FakeVault, decoded, unpadded
 
 URL = "https://acme.vault.azure.net/keys/evidence"
 VERSION = "0123456789abcdef0123456789abcdef"

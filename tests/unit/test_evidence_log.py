@@ -25,8 +25,8 @@ from rekey.state import audit, backend
 from rekey.state.applied import SCHEMA_FOLDER
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
-from tests.every import every
-from tests.evidence import P256Signer
+from tests.asserts.every import every
+from tests.worlds.evidence import P256Signer
 
 # The leaves and roots that implementations of Certificate Transparency are tested with.
 LEAVES = [b"", b"\0", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43", bytes(range(0x50, 0x58))]

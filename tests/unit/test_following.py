@@ -9,7 +9,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S, ClientRow
 from rekey.runner.clients import Clients, Deadline, named
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 CONTROL = ControlRow(
     script_id="0001_users",

@@ -11,7 +11,7 @@ import pytest
 from rekey.core.progress import Work
 from rekey.project.config import Hooks
 from rekey.runner.hooks import Stalls, run_hook
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 def program(folder: Path, text: str) -> str:

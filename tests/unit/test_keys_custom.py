@@ -13,7 +13,7 @@ import pytest
 from rekey import keys
 from rekey.declaration.keys import Expression, InvalidDeclaration
 from rekey.declaration.keys.escape import Custom
-from tests.expressions import evaluate, refused
+from tests.asserts.expression_values import evaluate, refused
 
 SOURCE = """\
 def reverse(text):

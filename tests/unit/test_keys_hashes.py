@@ -15,7 +15,7 @@ from rekey.core import crockford
 from rekey.declaration.keys import InvalidDeclaration
 from rekey.declaration.keys.base import Scope
 from rekey.errors import SecretMissing
-from tests.expressions import IDS_SECRET, evaluate
+from tests.asserts.expression_values import IDS_SECRET, evaluate
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 GOLDEN_ONE = "s6kk1whytk48s3z5fwgyf2b9nyp2mxa3"

@@ -12,7 +12,7 @@ from rekey.declaration.keys import InvalidDeclaration
 from rekey.declaration.keys.moments import parse_ticks
 from rekey.inspect.shapes import Shape, shape_of
 from rekey.model import Row
-from tests.expressions import evaluate, refused
+from tests.asserts.expression_values import evaluate, refused
 
 moments = st.builds(
     lambda moment, tenth: f"{moment.isoformat(timespec='microseconds')}{tenth}Z",

@@ -8,7 +8,7 @@ from rekey import keys
 from rekey.declaration.keys import InvalidDeclaration, Split
 from rekey.declaration.keys.base import Scope
 from rekey.errors import RowRefused
-from tests.expressions import evaluate, refused
+from tests.asserts.expression_values import evaluate, refused
 
 
 def items(split: Split, **properties: object) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from rekey import keys
 from rekey.declaration.keys import InvalidDeclaration
 from rekey.model import Row
-from tests.expressions import evaluate, refused
+from tests.asserts.expression_values import evaluate, refused
 
 
 @pytest.mark.parametrize(

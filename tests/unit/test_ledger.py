@@ -31,7 +31,7 @@ from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, Step
 from rekey.state.store import State
-from tests.declared import filling
+from tests.worlds.scripts import filling
 
 
 def script(name: str, *depends: str, source: str = "", targets: Sequence[str] = ()) -> Declared:
@@ -357,7 +357,7 @@ from pathlib import Path
 from rekey.phases import Phase
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger
-from tests.declared import filling
+from tests.worlds.scripts import filling
 
 def run(script_id, phase):
     if phase is Phase.BACKFILL:

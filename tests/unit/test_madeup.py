@@ -13,10 +13,10 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import required_secrets
 from rekey.declaration.scripts import load_scripts
 from rekey.model import Row, key_of, property_names
-from tests import madeup
-from tests.every import every
-from tests.oddrows import generic
-from tests.refusing import stored_form
+from tests.asserts.every import every
+from tests.fakes.service_limits import stored_form
+from tests.worlds import example_rows as madeup
+from tests.worlds.odd_rows import generic
 
 ALL = [madeup.users, madeup.posts, madeup.telemetry, generic]
 EXAMPLES = Path(__file__).parents[2] / "migrations"

@@ -11,7 +11,7 @@ import pytest
 from docs.man_pages import escaped, main, pages
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from tests.every import every
+from tests.asserts.every import every
 
 PAGES = dict(pages())
 

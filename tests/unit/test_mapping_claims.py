@@ -12,7 +12,7 @@ from rekey.errors import Collision
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Owner, Reservation, TargetKey
 from rekey.mapping.store import MARGIN_S, MappingStore
 from rekey.model import EntityKey
-from tests.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService
 
 MAIN, INDEX = TargetKey(0, "p", "ann"), TargetKey(1, "p", "ann")
 UPPER, LOWER, OTHER = EntityKey("p", "Ann"), EntityKey("p", "ann"), EntityKey("p", "ANN")

@@ -26,8 +26,8 @@ from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.model import EntityKey, Row, content_of
 from rekey.state.audit import utc_now
 from rekey.tables.base import Table
-from tests.memory import MemoryTableService
-from tests.vaults import FIRST, OAEP, SECOND, URL, Credential, Vault
+from tests.fakes.key_vault import FIRST, OAEP, SECOND, URL, Credential, Vault
+from tests.fakes.memory import MemoryTableService
 
 SCRIPT = "0001_users"
 MONTH = cohort_of(utc_now())

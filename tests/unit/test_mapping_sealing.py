@@ -36,7 +36,7 @@ from rekey.mapping.sealing import (
 from rekey.mapping.store import Keyring
 from rekey.model import ETAG, EntityKey, Row, content_of
 from rekey.tables.base import Operation, Table
-from tests.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService
 
 OLD = EntityKey("eu", "ann@example.com")
 OTHER = EntityKey("eu", "bob@example.com")

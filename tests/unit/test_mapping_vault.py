@@ -18,8 +18,8 @@ from rekey.mapping.store import Keyring
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.project.config import load_config
 from rekey.protocol.opening import open_wrapping
-from tests.memory import MemoryTableService
-from tests.vaults import FIRST, SAID, SECOND, URL, Credential, Vault
+from tests.fakes.key_vault import FIRST, SAID, SECOND, URL, Credential, Vault
+from tests.fakes.memory import MemoryTableService
 
 DATA_KEY = bytes(range(32))
 

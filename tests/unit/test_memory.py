@@ -20,9 +20,9 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.base import Operation, Page, Verb
-from tests.fakeclock import FakeClock
-from tests.faults import Call, Fault, FaultKind, Faults, Planned, PlannedFaults, SeededFaults
-from tests.memory import MemoryTable, MemoryTableService
+from tests.fakes.clock import FakeClock
+from tests.fakes.faults import Call, Fault, FaultKind, Faults, Planned, PlannedFaults, SeededFaults
+from tests.fakes.memory import MemoryTable, MemoryTableService
 
 KEY = EntityKey("p", "r")
 

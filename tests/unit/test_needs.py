@@ -10,8 +10,8 @@ import pytest
 
 from rekey import query
 from rekey.declaration.keys.base import InvalidDeclaration
-from tests.advising import migration
-from tests.worlds import USERS
+from tests.worlds.advice import migration
+from tests.worlds.small import USERS
 
 
 def test_a_script_that_says_none_of_it_keeps_its_canonical_form() -> None:

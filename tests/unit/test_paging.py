@@ -20,7 +20,7 @@ from rekey.tables.answers import Answer
 from rekey.tables.paging import FIRST_PAGE_ROWS, PAGE_BYTES, PageSize, read_range
 from rekey.tables.transport import Request
 from rekey.tables.wire import MAX_ADDRESS_BYTES, decode_rows, range_filters
-from tests.every import every
+from tests.asserts.every import every
 
 
 class Pages:

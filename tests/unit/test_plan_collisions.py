@@ -16,7 +16,7 @@ from rekey.model import EntityKey, Row
 from rekey.plan import collisions
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.result import Collisions
-from tests.every import every
+from tests.asserts.every import every
 
 TABLES = ("UsersV2", "UsersByTag")
 

@@ -15,10 +15,10 @@ from rekey.plan.plan import make_plan, take_basis, weighty
 from rekey.plan.planfile import PlanFile, check_declared, check_plan, moved, read_plan, write_plan
 from rekey.plan.result import Advice, Basis, Plan, TableState
 from rekey.plan.subject import PlanOptions
-from tests.begun import declared_as
-from tests.memory import MemoryTableService
-from tests.planning import fill, subject
-from tests.worlds import USERS, user
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.begun_migrations import declared_as
+from tests.worlds.plans import fill, subject
+from tests.worlds.small import USERS, user
 
 SAMPLED = Basis(
     script_id="0001_users",

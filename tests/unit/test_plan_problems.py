@@ -22,8 +22,8 @@ from rekey.plan.problems import (
     table_problems,
 )
 from rekey.plan.result import CollisionGroup, Collisions, Problem, RefusedRows, TableFill, TableState
-from tests.planning import FINGERPRINTS, declared
-from tests.worlds import POSTS, USERS
+from tests.worlds.plans import FINGERPRINTS, declared
+from tests.worlds.small import POSTS, USERS
 
 NO_COLLISIONS = Collisions(0, 0, exact=True)
 

@@ -27,7 +27,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, ask
 from rekey.tables.requests import RetryPolicy
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 ENDS = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
 

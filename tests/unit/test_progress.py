@@ -19,8 +19,8 @@ from rekey.tables.answers import Answer
 from rekey.tables.base import Silence
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.transport import NotSent, Request, Timeouts
-from tests.every import every
-from tests.fakeclock import FakeClock
+from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
 
 
 class Told:

@@ -24,7 +24,7 @@ from rekey.errors import RequestRejected
 from rekey.proxy.access import Access, CredentialKind, judge, needs
 from rekey.proxy.parse import parameters
 from rekey.proxy.sas import NEVER
-from tests.accessing import (
+from tests.worlds.access import (
     ACCESS,
     ACCOUNT,
     DATE,

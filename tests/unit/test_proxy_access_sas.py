@@ -27,7 +27,7 @@ from rekey.errors import RequestRejected
 from rekey.model import EntityKey
 from rekey.proxy.access import CredentialKind, PolicyUnread
 from rekey.proxy.sas import Within, confined, policies_in
-from tests.accessing import (
+from tests.worlds.access import (
     ACCOUNT,
     ENCODED,
     ENDS,

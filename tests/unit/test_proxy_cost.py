@@ -24,7 +24,7 @@ import pytest
 
 from rekey.client.sdk import calls
 from rekey.proxy import access, answer, batch, handler, parse, sas
-from tests.counting import Text, counted
+from tests.asserts.steps import Text, counted
 from tests.soaking import soak_seconds
 from tests.unit.test_proxy_fuzz import ACCOUNT, DAMAGE, HEADERS, READ_ONLY, ROWS, World, exchange
 from tests.unit.test_proxy_fuzz import batch as batch_of

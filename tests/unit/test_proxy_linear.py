@@ -1,5 +1,5 @@
 """What runs before a credential is judged, or after a token that only the account can verify: twice the input
-costs twice the steps, whatever is repeated wherever. Steps are counted, see `tests/counting.py`.
+costs twice the steps, whatever is repeated wherever. Steps are counted, see `tests/asserts/steps.py`.
 
 Soak: 8 of 10 bodies, 10 of 17 addresses.
 Reason, and what `make test` covers: a minute of matching by hand; the others.
@@ -20,9 +20,9 @@ import pytest
 from rekey.client.sdk import calls
 from rekey.errors import RequestRejected
 from rekey.proxy import access, answer, batch, handler, parse, sas
-from tests.accessing import ACCESS, DATE, NOW, table_sas
-from tests.counting import Text, counted
+from tests.asserts.steps import Text, counted
 from tests.soaking import others_in_soak
+from tests.worlds.access import ACCESS, DATE, NOW, table_sas
 
 MODULES: tuple[ModuleType, ...] = (
     parse,

@@ -32,7 +32,7 @@ from rekey.proxy.forward import passed_back, passed_on
 from rekey.proxy.handler import answer_to, inserted_key
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
 from rekey.tables.base import Operation, Verb
-from tests.proxying import changeset
+from tests.worlds.proxy import changeset
 
 HEADERS = [("Host", "127.0.0.1:10102"), ("Accept", "application/json")]
 

@@ -12,7 +12,7 @@ import pytest
 
 from rekey import errors
 from rekey.runner.refusals import refusal
-from tests.test_tidy import PACKAGE, imports_of, name_of, python_files, tree_of
+from tests.repo.test_structure import PACKAGE, imports_of, name_of, python_files, tree_of
 
 FILES = sorted(PACKAGE.rglob("refusals.toml"))
 PARTS = {"what", "kept", "hint"}

@@ -13,7 +13,7 @@ from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy, retry_after_of
 from rekey.tables.sent import Kind, Sent, apart
 from rekey.tables.transport import NotSent, Request
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 NOW = datetime(2024, 1, 31, 12, 0, 0, tzinfo=UTC)
 

@@ -23,7 +23,7 @@ from rekey.project.secrets_source import (
     from_key_vault,
     read_secret,
 )
-from tests.vaults import SAID, Credential, FakeVault
+from tests.fakes.key_vault import SAID, Credential, FakeVault
 
 SECRET = "a secret of some length"
 URL = "https://acme.vault.azure.net/secrets/users"

@@ -39,8 +39,8 @@ from rekey.tables.requests import Landed, Requester, landed, retry_after_of
 from rekey.tables.rules import written_form
 from rekey.tables.transport import Request
 from rekey.tables.wire import decode_row, entity_path, query_string
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService, Mood, unpadded
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService, Mood, unpadded
 
 _FOLDER = Path(__file__).parents[1] / "fixtures/service"
 KEY = {"PartitionKey": "p", "RowKey": "r"}

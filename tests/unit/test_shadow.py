@@ -16,9 +16,9 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
 from rekey.protocol.rules import SOURCE, TARGET, View
-from tests.every import every
-from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, World, post, user
+from tests.asserts.every import every
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import POSTS, USERS, World, post, user
 
 BEFORE = Permit(ControlPhase.DUAL_WRITE, 2, copied=True)
 AFTER = Permit(ControlPhase.CUTOVER, 4, copied=True)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from rekey.inspect.shapes import Shape, shapes_in
-from tests.labelled import LOCALES, labelled_keys
+from tests.worlds.labelled_keys import LOCALES, labelled_keys
 
 pytestmark = pytest.mark.xdist_group("shapes")  # whose keys are counted once
 LEAST = 0.95

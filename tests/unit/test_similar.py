@@ -6,7 +6,7 @@ import pytest
 
 from rekey.errors import CredentialRefused
 from rekey.tables.similar import similar_tables
-from tests.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ from rekey.protocol.term import Term
 from rekey.runner.workers import reached
 from rekey.tables import allowance
 from rekey.tables.base import Accounts
-from tests.documents import ROOT
-from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService
+from tests.asserts.documents import ROOT
+from tests.fakes.clock import FakeClock
+from tests.fakes.memory import MemoryTableService
 
 BASIS = Basis("1.0", "/p/rekey.toml", "a b", "0001_users", "d" * 64, "r" * 32, 2, "l" * 32)
 TASK = Task(Kind.COPY, BASIS, "t1", 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))

@@ -29,7 +29,7 @@ from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger
 from rekey.state.store import State
-from tests.declared import filling
+from tests.worlds.scripts import filling
 
 SCRIPT = "0001_users"
 

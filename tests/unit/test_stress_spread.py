@@ -12,7 +12,7 @@ from rekey.stress import spread as spread_module
 from rekey.stress.mix import OperationKind, inserts
 from rekey.stress.requests import Population
 from rekey.stress.spread import ONE_PARTITION, Spread, SpreadCount, turns
-from tests.every import every
+from tests.asserts.every import every
 
 
 def test_each_partition_gets_its_share_in_every_stretch() -> None:

@@ -22,7 +22,7 @@ from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.sent import Kind
 from rekey.tables.transport import Request
-from tests.fakeclock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 async def test_a_thousand_entities_at_a_hundred_a_second_take_ten_seconds_and_no_less() -> None:

@@ -11,8 +11,8 @@ from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.sent import Kind
 from rekey.tables.transport import Timeouts, environment_proxy
-from tests.every import every
-from tests.faultproxy import Answered, Fault, FaultProxy
+from tests.asserts.every import every
+from tests.fakes.fault_proxy import Answered, Fault, FaultProxy
 
 ENDPOINT = "https://account.table.core.windows.net"
 

@@ -11,12 +11,12 @@ from typing import Any
 from rekey.copy.workers.work import close_host, host, work
 from rekey.protocol.opening import joined
 from rekey.tables.sent import Sent
-from tests.memory import MemoryTableService
-from tests.projects import Project
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.projects import Project
 
 Plain = dict[str, Any]
 Carry = Callable[[Plain], Plain | None]
-NAME = "tests.spreading:begin"
+NAME = "tests.fakes.executors:begin"
 
 
 @dataclass

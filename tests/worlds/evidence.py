@@ -25,8 +25,8 @@ from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
 from rekey.project.config import Config
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import USERS_SCRIPT, Project
 
 SCRIPT = "0001_users"
 TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")

@@ -16,7 +16,7 @@ from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
-from tests.faultproxy import Answered, Asked, FaultProxy, error_answer
+from tests.fakes.fault_proxy import Answered, Asked, FaultProxy, error_answer
 
 Forward: TypeAlias = Callable[[Asked], Awaitable[Answered]]
 Deviate: TypeAlias = Callable[[Asked, Forward], Awaitable[Answered]]

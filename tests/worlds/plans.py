@@ -17,8 +17,8 @@ from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
-from tests.fakeclock import FakeClock
-from tests.worlds import SECRET
+from tests.fakes.clock import FakeClock
+from tests.worlds.small import SECRET
 
 IDS = SafeIds(bytes(range(32)))
 FINGERPRINTS = {"users": "fingerprint-of-users"}

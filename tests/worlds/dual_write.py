@@ -20,8 +20,8 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company, Sweeper, Swept
 from rekey.tables.base import Operation, Verb
-from tests.memory import MemoryTableService
-from tests.worlds import SCRIPT, World, go_on
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.small import SCRIPT, World, go_on
 
 TAGGED = Migration(
     source="Users",

@@ -41,11 +41,11 @@ from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
-from tests.declared import under_writes
-from tests.evidence import prove
-from tests.faults import Call, Fault, FaultKind, SeededFaults
-from tests.projects import Project
-from tests.worlds import SECRET, Killed, contents, mapped
+from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
+from tests.worlds.evidence import prove
+from tests.worlds.projects import Project
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import SECRET, Killed, contents, mapped
 
 T = TypeVar("T")
 

@@ -67,8 +67,8 @@ from rekey.tables.rules import (
 )
 from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.wire import Encoder
-from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
-from tests.refusing import stored_form, stored_merge
+from tests.fakes.faults import Call, Fault, FaultKind, Faults, NoFaults
+from tests.fakes.service_limits import stored_form, stored_merge
 
 Gate = Callable[[Call], Awaitable[None]]
 

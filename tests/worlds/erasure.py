@@ -15,11 +15,11 @@ from rekey.mapping.rows import ERASED_ON, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
-from tests.commands import Commands
-from tests.faults import Call
-from tests.memory import Gate
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
-from tests.worlds import Killed, post, user
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.fakes.memory import Gate
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
+from tests.worlds.small import Killed, post, user
 
 SCRIPT = "0001_subject"
 WHY = ("--reason", "ticket 4711")

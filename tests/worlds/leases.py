@@ -13,8 +13,8 @@ from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.registry import ClientRow, Registry
-from tests.faults import Call, Fault, FaultKind
-from tests.memory import MemoryTableService
+from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.memory import MemoryTableService
 from tests.scenarios.test_lease import HandClock
 
 SCRIPT = "0001_users"

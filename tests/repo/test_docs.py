@@ -31,8 +31,8 @@ from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
 from rekey.rehearse.data import open_data
 from rekey.verify.report import Kind
-from tests.documents import ROOT, blocks, documents, pages
-from tests.every import every
+from tests.asserts.documents import ROOT, blocks, documents, pages
+from tests.asserts.every import every
 from tests.soaking import files_of_the_soak
 
 README = (ROOT / "README.md").read_text("utf-8")

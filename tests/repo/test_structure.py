@@ -16,7 +16,7 @@ import pytest
 
 # In one process: files are read and parsed once.
 pytestmark = pytest.mark.xdist_group("tidy")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "rekey"
 
 TERMINAL = "rekey/cli/shell.py"
@@ -238,7 +238,7 @@ def test_every_test_file_opens_with_what_it_shows() -> None:
 
 
 def test_nothing_is_asserted_of_all_that_may_be_none() -> None:
-    """`assert all(…)` holds of nothing; `tests.every` does not."""
+    """`assert all(…)` holds of nothing; `tests.asserts.every` does not."""
     found = []
     for path in python_files("tests"):
         for node in ast.walk(tree_of(path)):

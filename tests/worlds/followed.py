@@ -21,8 +21,8 @@ from rekey.state.models import Verification
 from rekey.state.store import State
 from rekey.status.facts import FOLLOWING
 from rekey.status.judge import Status
-from tests.company import Client, Company
-from tests.fakeclock import time_stands_still
+from tests.fakes.clock import time_stands_still
+from tests.worlds.company import Client, Company
 
 Then = Callable[[], Awaitable[object]]
 

@@ -10,8 +10,8 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.verify.context import RecheckPolicy, ReconcileContext
 from rekey.verify.report import SampleReport
 from rekey.verify.sample import sample
-from tests.fakeclock import FakeClock
-from tests.worlds import World
+from tests.fakes.clock import FakeClock
+from tests.worlds.small import World
 
 
 async def filled(world: World, rows: Iterable[Row]) -> World:

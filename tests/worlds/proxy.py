@@ -26,7 +26,7 @@ from rekey.proxy.access import Access
 from rekey.proxy.running import Listening, proxying
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.serve.server import Address
-from tests.begun import SECRETS, WRAPPING_KEY
+from tests.worlds.begun_migrations import SECRETS, WRAPPING_KEY
 
 QUICK = LeaseSettings(poll_s=0.05, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
 ANYWHERE = Address("127.0.0.1", 0)

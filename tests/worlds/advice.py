@@ -16,7 +16,7 @@ from rekey.plan.advice.advise import advise
 from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import Gatherer
 from rekey.plan.result import Advice, TableFill
-from tests.worlds import SECRET
+from tests.worlds.small import SECRET
 
 OLD_KEYS = [props.copy("PartitionKey", to="OldPartitionKey"), props.copy("RowKey", to="OldRowKey")]
 

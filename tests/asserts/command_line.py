@@ -10,7 +10,7 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from tests.projects import Project
+from tests.worlds.projects import Project
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.tables.kinds import by_number
-from tests.memory import MemoryTable, MemoryTableService
+from tests.fakes.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"
 SECRET = b"0123456789abcdef0123456789abcdef"

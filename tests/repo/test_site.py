@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 
-from tests.documents import ROOT, blocks, documents
-from tests.every import every
-from tests.test_docs import cells_of, commands, options_of, outside_blocks
+from tests.asserts.documents import ROOT, blocks, documents
+from tests.asserts.every import every
+from tests.repo.test_docs import cells_of, commands, options_of, outside_blocks
 
 pytestmark = pytest.mark.xdist_group("site")  # built once
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}

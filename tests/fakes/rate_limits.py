@@ -11,8 +11,8 @@ from urllib.parse import unquote
 from benchmarks.stub import Bucket
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.stress.mix import OperationKind
-from tests.faultproxy import Answered, Asked, FaultProxy, error_answer
-from tests.faults import Call, Fault, FaultKind
+from tests.fakes.fault_proxy import Answered, Asked, FaultProxy, error_answer
+from tests.fakes.faults import Call, Fault, FaultKind
 
 _PARTITION = re.compile(rb'"PartitionKey": ?"([^"]*)"')
 

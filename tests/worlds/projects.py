@@ -23,9 +23,9 @@ from rekey.protocol.opening import Prepared, joined, open_migration
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.tables.base import Accounts
-from tests.declared import MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
-from tests.fakeclock import FakeClock, Skewed
-from tests.memory import MemoryTableService
+from tests.fakes.clock import FakeClock, Skewed
+from tests.fakes.memory import MemoryTableService
+from tests.worlds.scripts import MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
 
 CONFIG = """\
 [tables]

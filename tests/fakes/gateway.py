@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.tables.credentials import SharedKey, signed_headers
-from tests.faultproxy import Answered, Asked, FaultProxy
+from tests.fakes.fault_proxy import Answered, Asked, FaultProxy
 
 
 class DecodingGateway(FaultProxy):

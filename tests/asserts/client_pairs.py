@@ -20,7 +20,7 @@ from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.reading import LeaseSettings
 from rekey.declaration.migration import Declared
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
-from tests.begun import WRAPPING_KEY
+from tests.worlds.begun_migrations import WRAPPING_KEY
 
 QUICK = LeaseSettings(poll_s=0.05, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
 LISTING = frozenset({"list_entities", "query_entities"})

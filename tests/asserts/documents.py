@@ -13,7 +13,7 @@ from pathlib import Path
 from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY
 from rekey.rehearse.azurite import USUAL_PORT, Azurite, _own_folder, endpoint_at
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 USUAL_FOLDER = "/srv/first"
 SECTIONS = ("tutorial", "guides", "reference", "internals")
 
