@@ -2,6 +2,7 @@
 #
 #   make demo       a whole migration on a local Azurite
 #   make test       what CI runs: checks, then all tests
+#   make test-tools what the tests themselves are made with
 #   make check      formatting, lint, types, workflows
 #   make workflows  what zizmor and actionlint find in the workflows
 #   make coverage   all tests, and how much of the code they run
@@ -33,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo test check workflows compiled coverage soak lowest bench fmt pictures recording lock man site dist clean
+.PHONY: demo test test-tools check workflows compiled coverage soak lowest bench fmt pictures recording lock man site dist clean
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
@@ -81,11 +82,15 @@ workflows: $(VENV)/.installed
 # minute of a clean clone.
 test: $(VENV)/.installed
 	@$(MAKE) --no-print-directory -j3 check compiled $(VENV)/.azurite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak" --ignore tests/tools
+
+# What the tests are made with: the tables in memory, the judge of histories, the rows of examples.
+test-tools: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak" tests/tools
 
 # What cannot be collected is told by the tests' own run. Later than that a worker compiles what has changed.
 compiled: $(VENV)/.installed
-	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q >/dev/null || true
+	@test -d tests/repo/__pycache__ || $(BIN)/python -m pytest --collect-only -q >/dev/null || true
 
 coverage: $(VENV)/.azurite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak" --timeout 900 \

@@ -1,5 +1,5 @@
 """The next steps for an operator, in errors, reports and `rekey status`; the words are in `next_steps.toml`
-alone. `tests/scenarios/test_next_steps.py` carries out every step and checks that it helps."""
+alone. `tests/scenarios/status/test_next_steps.py` carries out every step and checks that it helps."""
 
 from __future__ import annotations
 

@@ -60,19 +60,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     files of tests that compute: one after the other, all would wait at once. What is quickest comes last."""
     if not hasattr(config, "workerinput"):
         return
-    files = [list(found) for _, found in itertools.groupby(items, key=lambda item: item.path)]
-    tiers = {tier: [one for one in files if one[0].path.parent.name == tier] for tier in _TIERS}
+    files = [list(of_file) for _, of_file in itertools.groupby(items, key=lambda item: item.path)]
+    tiers = {tier: [file for file in files if _tier_of(file[0].path) == tier] for tier in _TIERS}
     turns = [
-        ((number + 0.5) / len(tier), one)
+        ((number + 0.5) / len(tier), file)
         for tier in (tiers["acceptance"] + tiers["contract"], tiers["simulation"] + tiers["scenarios"])
-        for number, one in enumerate(tier)
+        for number, file in enumerate(tier)
     ]
     turns.sort(key=lambda turn: turn[0])
-    rest = [one for one in files if one[0].path.parent.name not in _TIERS]
-    items[:] = itertools.chain.from_iterable([*(one for _, one in turns), *rest])
+    rest = [file for file in files if _tier_of(file[0].path) not in _TIERS]
+    items[:] = itertools.chain.from_iterable([*(file for _, file in turns), *rest])
 
 
 _TIERS = ("acceptance", "contract", "scenarios", "simulation")
+
+
+def _tier_of(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_collection_finish() -> None:

@@ -17,7 +17,7 @@ from rekey.model import EntityKey
 
 # The factor by which an estimate of the rows may be wrong. Of 90 tables with 15 kinds of keys and up to
 # 120,000 rows, 93 % of the estimates were within it; the others were too high, mostly for very uneven
-# partitions (`tests/unit/test_inspection_confidence.py` repeats the trials).
+# partitions (`tests/unit/inspect/test_inspection_confidence.py` repeats the trials).
 FACTOR = 3.0
 
 

@@ -1,6 +1,6 @@
 """What a migration costs: requests of its phases, durations, storage, money. Pure; arithmetic only. It is of
 an undisturbed run without changes, each phase once, by the commands of the runbooks;
-`tests/scenarios/test_plan_against_actual.py` compares the requests with runs."""
+`tests/scenarios/plan/test_against_actual.py` compares the requests with runs."""
 
 from __future__ import annotations
 

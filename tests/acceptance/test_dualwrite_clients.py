@@ -4,7 +4,7 @@ No time is asserted anywhere; what was measured is printed.
 
 Soak: ten clients at default settings.
 Reason, and what `make test` covers: half a minute, ten processes; ten clients on the fake clock in
-`tests/scenarios/test_dualwrite_lifecycle.py`.
+`tests/scenarios/client/test_lifecycle.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ and an auditor sees that it happened.
 
 Soak: all of it.
 Reason, and what `make test` covers: a quarter of a minute each; persons in `test_erasing_targets.py`, the
-commands in `test_runbooks.py`, kills of every way in `tests/scenarios/test_expiry.py`.
+commands in `test_runbooks.py`, kills of every way in `tests/scenarios/runner/test_expiry.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project
-from tests.scenarios.test_progress import check
+from tests.scenarios.status.test_progress import check
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import user
 

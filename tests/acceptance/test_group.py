@@ -4,7 +4,7 @@ The moments come from a seed that stands in every failure: `REKEY_SEED=… pytes
 
 Soak: 20 kills.
 Reason, and what `make test` covers: a minute and more; 3 kills, and kills at every write in
-`tests/scenarios/test_group.py`.
+`tests/scenarios/runner/test_group.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ file system, as the user of the tests, with the packages of the tests in place o
 
 Soak: a Python and the wheel; a container.
 Reason, and what `make test` covers: minutes: all packages from their indexes, on every Python of the machine;
-the wheel with the tests' packages. What the image says in `tests/unit/test_deploy.py`.
+the wheel with the tests' packages. What the image says in `tests/unit/serve/test_deploy.py`.
 """
 
 from __future__ import annotations

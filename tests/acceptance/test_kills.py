@@ -4,7 +4,7 @@ The moments come from a seed that stands in every failure: `REKEY_SEED=… pytes
 
 Soak: keys from keys; 60 kills; SIGTERM; kills on the way to cutover and back.
 Reason, and what `make test` covers: minutes; 4 kills with keys from content, SIGINT; SIGTERM in
-`test_cli_life.py`; kills all the way in `tests/scenarios/test_lifecycle.py`.
+`tests/scenarios/runner/test_life.py`; kills all the way in `tests/scenarios/runner/test_lifecycle.py`.
 """
 
 from __future__ import annotations

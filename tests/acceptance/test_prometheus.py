@@ -3,7 +3,7 @@ Prometheus.
 
 Soak: all of it.
 Reason, and what `make test` covers: a real Prometheus scrapes `rekey serve` and evaluates alert rules and
-dashboard; their metrics exist in `tests/scenarios/test_serve.py`. Without the binary it is skipped.
+dashboard; their metrics exist in `tests/scenarios/serve/test_serve.py`. Without the binary it is skipped.
 """
 
 from __future__ import annotations

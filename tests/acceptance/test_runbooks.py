@@ -47,7 +47,7 @@ SCRIPT = "0001_users_opaque_ids"
 ROWS = 120
 TUTORIAL = ROOT / "docs/tutorial/first-migration.md"
 MAX_BY_HAND = 2
-"""Following until told (`test_follow.py`) and the doctor's migration have tests of their own."""
+"""`tests/scenarios/runner/test_follow.py` covers following; the doctor's migration has tests of its own."""
 _REPORT = "@@"
 _MEMBER = """from rekey import Migration, Target, keys, props
 

@@ -1,8 +1,8 @@
 """Ten thousand rows from the first plan to `complete`, in one sitting; requests are as many as estimated.
 
 Soak: all of it.
-Reason, and what `make test` covers: 10,000 rows; the same way with 300 in `test_cli_life.py`, estimates in
-`tests/scenarios/test_plan_against_actual.py`.
+Reason, and what `make test` covers: 10,000 rows; the same way with 300 in
+`tests/scenarios/runner/test_life.py`, estimates in `tests/scenarios/plan/test_against_actual.py`.
 """
 
 from __future__ import annotations

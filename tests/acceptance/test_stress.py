@@ -5,7 +5,7 @@ second, is enforced by the stub of the benchmarks; in front of Azurite a proxy e
 
 Soak: limits of the service and of Azurite; SIGTERM.
 Reason, and what `make test` covers: a minute at full load; a limit on the fake clock in
-`tests/scenarios/test_stress.py`; SIGINT.
+`tests/scenarios/stress/test_stress.py`; SIGINT.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Azurite throttles nobody: a proxy before it refuses what goes beyond limits of k
 
 Soak: limits that are found; SIGTERM.
 Reason, and what `make test` covers: a minute to a quarter of an hour of load; the same limits on the fake
-clock in `tests/scenarios/test_stress_mix.py`; SIGINT.
+clock in `tests/scenarios/stress/test_mix.py`; SIGINT.
 """
 
 from __future__ import annotations

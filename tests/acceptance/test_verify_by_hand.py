@@ -3,7 +3,7 @@ Nothing of rekey takes part in the checking.
 
 Soak: 14 of 21 tamperings.
 Reason, and what `make test` covers: one for each step of the page;
-`tests/scenarios/test_evidence_tampering.py` has all kinds.
+`tests/scenarios/evidence/test_tampering.py` has all kinds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer
 from rekey.state.store import State
 from tests.asserts.documents import ROOT, blocks
-from tests.scenarios.test_evidence_timestamp import Authority
+from tests.scenarios.evidence.test_timestamp import Authority
 from tests.soaking import others_in_soak
 from tests.worlds.evidence import SCRIPT, P256Signer, rebagged, restated, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project

@@ -123,7 +123,7 @@ async def test_a_page_size_outside_1_to_1000_is_refused(table: Table, page_rows:
 
 async def test_modified_from_finds_what_was_written_at_or_after_a_time(table: Table) -> None:
     """Azurite compares to the millisecond and may give rows of the same one too; the service's and the
-    in-memory tables' 100 ns are shown in tests/unit/test_memory.py."""
+    in-memory tables' 100 ns are shown in tests/tools/test_memory.py."""
     for number in range(6):
         await table.insert({"PartitionKey": "p", "RowKey": f"{number}"})
     await table.merge({"PartitionKey": "p", "RowKey": "1", "A": 1})

@@ -10,7 +10,7 @@ Rules kept here:
 * ETags are opaque and change with every write of a row, also across delete and insert. Timestamps have
   100 ns and rise per row; rows written in one moment share one, as on the service.
 * A read row is a copy: changing it changes nothing here.
-* Where Azurite and Azure Storage differ, a `Mood` says like which (tests/unit/test_service_facts.py).
+* Where Azurite and Azure Storage differ, a `Mood` says like which (tests/unit/tables/test_service_facts.py).
 """
 
 from __future__ import annotations

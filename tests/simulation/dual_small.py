@@ -10,7 +10,7 @@ Rules kept here:
   empty, the replicas are what the authority says, the mapping accounts for every target row, and what the
   clients were told fits one row that changes at once. Without a failure no target key is reserved any more.
 * What a backfill has under way when it is killed, or hears nothing, lands at once or never here: the runner's
-  sweep waits until nothing can land behind it (`tests/scenarios/test_late_copies.py`).
+  sweep waits until nothing can land behind it (`tests/scenarios/copy/test_late_copies.py`).
 * Random words and times in row keys are drawn from what names the actor: a run can be repeated.
 """
 

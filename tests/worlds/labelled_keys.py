@@ -1,4 +1,4 @@
-"""Labelled keys, made with Faker in several locales: what `test_shapes_measured.py` measures shapes with.
+"""Labelled keys, made with Faker in several locales, for `tests/unit/inspect/test_shapes_measured.py`.
 
 A label is the shape a person would name; None: none of them. Keys a service would refuse are left out.
 """

@@ -15,7 +15,7 @@ from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.registry import ClientRow, Registry
 from tests.fakes.faults import Call, Fault, FaultKind
 from tests.fakes.memory import MemoryTableService
-from tests.scenarios.test_lease import HandClock
+from tests.scenarios.protocol.test_lease import HandClock
 
 SCRIPT = "0001_users"
 S, D, F, C = (

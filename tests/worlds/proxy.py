@@ -207,5 +207,5 @@ def comparable(answer: Answered, table: str) -> tuple[Any, ...]:
         body = [(status, "ETag: " in rest, re.findall(r"\{.*\}", rest)) for status, rest in inner]
     names = ("x-ms-continuation-nextpartitionkey", "x-ms-continuation-nextrowkey", "x-ms-error-code")
     kept = {name: answer.headers.get(name) for name in (*names, "x-ms-client-request-id")}
-    # Azurite tells no address of a new row: for that see tests/unit/test_proxy_recorded.py.
+    # Azurite tells no address of a new row: for that see tests/unit/proxy/test_recorded.py.
     return answer.status, "etag" in answer.headers, kept, body

@@ -1,0 +1,146 @@
+"""An erasure that is cut off anywhere is ended by the next one, and told until then.
+
+Soak: a subject named by its new key or its id.
+Reason, and what `make test` covers: named by its old key, at every moment; every way in
+`tests/scenarios/runner/test_erasure.py`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rekey.mapping.rows import MAPPING_TABLE
+from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
+from tests.soaking import others_in_soak
+from tests.worlds.erasure import (
+    PLAIN_USERS,
+    WHY,
+    by_id,
+    by_new,
+    by_old,
+    completed,
+    erasures,
+    killed,
+    killed_by,
+    subject,
+    tombstones,
+)
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.small import Killed
+
+
+@pytest.fixture
+def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return completed(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
+@pytest.mark.parametrize("way", others_in_soak(["old", "new", "id"], kept=["old"]))
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("at", [1, 2, 3], ids=["source row", "reverse row", "forward row"])
+def test_cut_off_beside_any_write_the_same_command_ends_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    way: str,
+    before: bool,
+    at: int,
+) -> None:
+    """By its new key the subject cannot be found any more once the reverse row is gone: the record leads."""
+    rekey = completed(tmp_path, script, capsys, monkeypatch)
+    row, project = subject(rekey), rekey.project
+    named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
+    writes = 0
+
+    async def kill(call: Call) -> None:
+        nonlocal writes
+        if writes == at and not before:
+            raise Killed
+        writes += call.writes and call.table in ("Users", MAPPING_TABLE)
+        if writes == at and before:
+            raise Killed
+
+    with killed_by(project, kill):
+        rekey("erase", *named, *WHY)
+    assert len(tombstones(project)) == max(0, at - (2 if before else 1))
+    ends_as_it_should(rekey, named)
+
+
+def test_cut_off_before_any_effect_the_same_command_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between what a session does around it: the lease, the journal, the clients, the record."""
+    at, effects = 1, 0
+    while effects >= at - 3:
+        rekey = completed(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
+        named = by_new(rekey, subject(rekey))
+        with killed(rekey.project, at) as counted:
+            rekey("erase", *named, *WHY)
+        effects = counted[0]
+        ends_as_it_should(rekey, named)
+        at += 3
+    assert at > 20
+
+
+def ends_as_it_should(rekey: Commands, named: tuple[str, ...]) -> None:
+    """Run the same command again; the subject is erased, and every erasure that was begun is ended."""
+    rekey("erase", *named, *WHY)
+    assert len(tombstones(rekey.project)) == 2
+    assert len(rekey.project.rows("Users")) == 11
+    events = erasures(rekey.project)
+    ended = {one.details["begun"] for one in events if one.event == "erasure-ended"}
+    assert ended == {one.seq for one in events if one.event == "erasure-begun"}
+    assert sum(one.details.get("forward_rows", 0) for one in events) == 1
+
+
+def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Commands) -> None:
+    project, row = users.project, subject(users)
+
+    async def kill(call: Call) -> None:
+        if call.action == "replace" and any(".f." in one.row["PartitionKey"] for one in call.operations):
+            raise Killed
+
+    with killed_by(project, kill):
+        users("erase", *by_old(row), *WHY)
+    assert len(tombstones(project, "f.")) == 0 and len(tombstones(project, "r.")) == 1
+    told = users("status").out
+    assert "ATTENTION" in told and "an erasure that was begun on" in told
+    said = users("erase", "--old", "part1", "somebody01@mail.example", *WHY)
+    assert "cut off is done now" in said.err
+    assert len(tombstones(project)) == 4
+    assert "ATTENTION" not in users("status").out
+
+
+def test_status_names_the_command_that_ends_what_was_cut_off(users: Commands) -> None:
+    project, row = users.project, subject(users)
+
+    async def kill(call: Call) -> None:
+        if call.action == "replace" and call.table == MAPPING_TABLE:
+            raise Killed
+
+    with killed_by(project, kill):
+        users("erase", *by_old(row), *WHY)
+    command = users("status", "--json").json["migrations"][0]["next"]["command"]
+    users(*shlex.split(command)[1:])
+    assert len(tombstones(project)) == 2
+
+
+def test_an_erasure_of_what_was_erased_before_is_told_when_it_is_cut_off(users: Commands) -> None:
+    project, named = users.project, by_id(users, subject(users))
+    users("erase", *named, *WHY)
+
+    async def kill(_call: Call) -> None:
+        if [one.event for one in erasures(project)].count("erasure-begun") == 2:
+            raise Killed
+
+    with killed_by(project, kill):
+        users("erase", *named, *WHY)
+    told = users("status", "--json").json["migrations"][0]
+    assert "an erasure that was begun on" in str(told)
+    users(*shlex.split(told["next"]["command"])[1:])
+    assert "ATTENTION" not in users("status").out

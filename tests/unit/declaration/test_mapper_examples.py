@@ -1,0 +1,231 @@
+"""The worked examples in `migrations/`: what they do to rows, both ways; their digests hold still."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekey.core import crockford
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared, required_secrets
+from rekey.declaration.scripts import load_scripts
+from rekey.errors import RowRefused
+from rekey.model import Row, content_of, key_of
+
+FOLDER = Path(__file__).parents[3] / "migrations"
+SECRET = b"a secret of the examples' test"
+
+DIGESTS = {
+    "0001_users_opaque_ids": "dae2e9d1cb32e8f13f8a0efc00bd751c19aff3a84860126f3521478a0df8d300",
+    "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
+    "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
+    "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
+}
+"""A change here means that an example was edited, or that old declarations would no longer be recognised."""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, Declared]:
+    return {script.script_id: script for script in load_scripts(FOLDER)}
+
+
+def mapper(scripts: dict[str, Declared], script_id: str) -> Mapper:
+    migration = scripts[script_id].migration
+    return Mapper(migration, dict.fromkeys(required_secrets(migration), SECRET))
+
+
+def comes_back(made: Mapper, row: Row) -> None:
+    """Show that the source row is found again from its main row alone, and with the source row at hand."""
+    target = made.map(row)[0].row
+    assert made.source_key(target) == key_of(row)
+    for source in (row, None):
+        returned = made.reverse(target, key_of(row), source)
+        assert returned == content_of(row)
+        assert made.map(returned)[0].row == target
+
+
+def test_all_examples_load_explain_themselves_and_can_be_rolled_back(scripts: dict[str, Declared]) -> None:
+    assert list(scripts) == list(DIGESTS)
+    for script in scripts.values():
+        assert "Things to notice:" in script.doc
+        assert script.migration.reverse
+
+
+def test_their_digests_hold_still(scripts: dict[str, Declared]) -> None:
+    assert {script_id: script.digest for script_id, script in scripts.items()} == DIGESTS
+
+
+@pytest.mark.parametrize("address", ["alice@example.com", "o'hara+100%@example.org", "ünï@example.com"])
+def test_users_get_opaque_ids_and_keep_their_address(scripts: dict[str, Declared], address: str) -> None:
+    row: Row = {
+        "odata.etag": "e",
+        "PartitionKey": "eu",
+        "RowKey": address,
+        "Timestamp": "2024-01-01T00:00:00Z",
+        "Name": "Alice",
+        "Logins": "12345678901",
+        "Logins@odata.type": "Edm.Int64",
+        "Joined": "2020-02-29T23:59:59.1234567Z",
+        "Joined@odata.type": "Edm.DateTime",
+    }
+    made = mapper(scripts, "0001_users_opaque_ids")
+    assert required_secrets(scripts["0001_users_opaque_ids"].migration) == ["users"]
+    digest = hmac.digest(SECRET, b"rekey/v1\0user\0" + address.encode(), hashlib.sha256)
+    (main,) = made.map(row)
+    assert main.row == {
+        **content_of(row),
+        "RowKey": crockford.encode(digest[:20]),
+        "ContactEmail": address,
+    }
+    assert not made.content_derived
+    comes_back(made, row)
+
+
+def post(slug: str, published: str, **properties: Any) -> Row:
+    return {
+        "PartitionKey": "blog",
+        "RowKey": slug,
+        "Title": slug.title(),
+        "Published": published,
+        "Published@odata.type": "Edm.DateTime",
+        "Author": "Ann Example",
+        **properties,
+    }
+
+
+def test_posts_go_to_their_month_newest_first_with_index_rows_that_point_back(
+    scripts: dict[str, Declared],
+) -> None:
+    made = mapper(scripts, "0002_posts_by_month")
+    row = post("hello", "2024-03-05T10:20:30.1234567Z", Category="News/Local", Tags="Azure, C#, azure,,")
+    # 638452308301234567 is [DateTime]::Parse("2024-03-05T10:20:30.1234567Z").ToUniversalTime().Ticks
+    row_key = f"{3155378975999999999 - 638452308301234567:019d}_hello"
+    listing = {
+        "MainPartitionKey": "2024-03",
+        "MainRowKey": row_key,
+        "Title": "Hello",
+        "Published": "2024-03-05T10:20:30.1234567Z",
+        "Published@odata.type": "Edm.DateTime",
+    }
+    mapped = made.map(row)
+    assert mapped[0].row == {
+        **row,
+        "PartitionKey": "2024-03",
+        "RowKey": row_key,
+        "Blog": "blog",
+        "Slug": "hello",
+    }
+    assert [(made.tables[number], index) for number, index in mapped[1:]] == [
+        (table, {"PartitionKey": partition, "RowKey": row_key, **listing})
+        for table, partition in (
+            ("PostsByCategory", "news-local"),
+            ("PostsByTag", "azure"),
+            ("PostsByTag", "c"),
+            ("PostsByAuthor", "ann-example"),
+        )
+    ]
+    assert made.content_derived
+    comes_back(made, row)
+
+
+def test_newer_posts_sort_before_older_ones_within_a_month(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0002_posts_by_month")
+    moments = ["2024-03-31T23:59:59.9999999Z", "2024-03-31T23:59:59.9999998Z", "2024-03-01T00:00:00Z"]
+    row_keys = [made.map(post("x", moment))[0].row["RowKey"] for moment in moments]
+    assert row_keys == sorted(row_keys)
+
+
+def test_posts_without_tags_or_category_are_taken_and_without_a_date_refused(
+    scripts: dict[str, Declared],
+) -> None:
+    made = mapper(scripts, "0002_posts_by_month")
+    row = post("plain", "2024-03-05T10:20:30Z")
+    mapped = made.map(row)
+    assert [(made.tables[number], index["PartitionKey"]) for number, index in mapped[1:]] == [
+        ("PostsByCategory", "uncategorised"),
+        ("PostsByAuthor", "ann-example"),
+    ]
+    comes_back(made, row)
+    del row["Published"]
+    with pytest.raises(RowRefused) as caught:
+        made.map(row)
+    assert (caught.value.code, caught.value.field) == ("missing-property", "target.partition_key")
+
+
+def reading(moment: str, sequence: int, **properties: Any) -> Row:
+    return {
+        "PartitionKey": "device-17",
+        "RowKey": "5f0c",
+        "DeviceId": "device-17",
+        "RecordedAt": moment,
+        "RecordedAt@odata.type": "Edm.DateTime",
+        "Sequence": sequence,
+        "Celsius": 21.0,
+        **properties,
+    }
+
+
+def test_readings_go_to_their_device_and_day_in_order(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0003_telemetry_by_device_day")
+    row = reading("2024-03-05T10:20:30.1234567Z", 9)
+    (main,) = made.map(row)
+    assert main.row == {
+        **row,
+        "PartitionKey": "device-17_2024-03-05",
+        "RowKey": "0638452308301234567-0000000009",
+        "OldPartitionKey": "device-17",
+        "OldRowKey": "5f0c",
+    }
+    comes_back(made, row)
+    later = [
+        reading("2024-03-05T10:20:30.1234567Z", 10),
+        reading("2024-03-05T10:20:30.1234568Z", 1),
+        reading("2024-03-05T23:59:59Z", 0),
+    ]
+    row_keys = [made.map(one)[0].row["RowKey"] for one in (row, *later)]
+    assert row_keys == sorted(row_keys)
+
+
+def test_sequence_numbers_of_either_integer_type_give_the_same_key(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0003_telemetry_by_device_day")
+    row = reading("2024-03-05T10:20:30Z", 9)
+    wide = {**row, "Sequence": "9", "Sequence@odata.type": "Edm.Int64"}
+    assert key_of(made.map(row)[0].row) == key_of(made.map(wide)[0].row)
+    comes_back(made, wide)
+
+
+def test_a_negative_sequence_number_is_refused(scripts: dict[str, Declared]) -> None:
+    with pytest.raises(RowRefused) as caught:
+        mapper(scripts, "0003_telemetry_by_device_day").map(reading("2024-03-05T10:20:30Z", -1))
+    assert caught.value.code == "not-a-number"
+
+
+def test_race_registrations_stand_under_bib_and_age(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0004_race_registrations")
+    row = {
+        "PartitionKey": "2011 New York City Marathon",
+        "RowKey": "r-1",
+        "Distance": "Full",
+        "Bib": 1234,
+        "Name": "John",
+        "Gender": "M",
+        "Age": 55,
+    }
+    race = "2011 New York City Marathon__Full"
+    main, by_age = made.map(row)
+    assert key_of(main.row) == (race, "BIB:01234__John__M__55")
+    assert key_of(by_age.row) == (race, "AGE:055__1234__John__M")
+    carried = {name: row[name] for name in ("Distance", "Bib", "Name", "Gender", "Age")}
+    pointer = {"MainPartitionKey": race, "MainRowKey": "BIB:01234__John__M__55"}
+    assert by_age.row == {
+        **dict(zip(("PartitionKey", "RowKey"), key_of(by_age.row), strict=True)),
+        **pointer,
+        **carried,
+    }
+    comes_back(made, row)
+    with pytest.raises(RowRefused, match="more than 3 digits"):
+        made.map({**row, "Age": 1000})
