@@ -72,7 +72,7 @@ class Lines(Progress):
         """Report services that do not answer, and how far the pass is when that was not reported for long."""
         self._listen()
         for wait in self.waits:
-            wait.look()
+            wait.update()
         work = self.work
         if work is None or not self._of_passes or self.clock.rising() - self._told_at < LINE_EVERY_S:
             return
@@ -100,7 +100,7 @@ class Lines(Progress):
         for host in self._silent.keys() - silences.keys():
             wait = self._silent.pop(host)
             self.waits.remove(wait)
-            if wait.told:
+            if wait.reported:
                 took_s = (now - wait.since) / TICKS_PER_SECOND
                 self.note(f"{host} answers again, after {duration(took_s)}", "answers-again", host=host)
 

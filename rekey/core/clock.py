@@ -53,14 +53,15 @@ class ServiceClock:
     """The service's time: the Date of its last response plus the seconds elapsed on this machine since. Times
     that are stored and compared are the service's, because this machine's clock may be set at any moment."""
 
-    def __init__(self, told: str, clock: Clock) -> None:
-        """Create the clock from `told`, the UTC time that the service has just returned."""
-        self._told, self._clock, self._since = ticks_of(told), clock, clock.rising()
+    def __init__(self, now: str, clock: Clock) -> None:
+        """Create the clock from `now`, the UTC time that the service has just returned."""
+        self._clock = clock
+        self._at_start, self._started = ticks_of(now), clock.rising()
 
     def ticks(self) -> int:
         """Return the service's time in 100 ns ticks since the Unix epoch. It lags by up to a second, because
         the service returns whole seconds, plus the time that its response took."""
-        return self._told + round((self._clock.rising() - self._since) * TICKS_PER_SECOND)
+        return self._at_start + round((self._clock.rising() - self._started) * TICKS_PER_SECOND)
 
     def rising(self) -> float:
         return self._clock.rising()

@@ -19,10 +19,10 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
         for item in queue:
             await work(item)
 
-    await together(worker() for _ in range(limit))
+    await gather(worker() for _ in range(limit))
 
 
-async def together(coroutines: Iterable[Awaitable[object]]) -> None:
+async def gather(coroutines: Iterable[Awaitable[object]]) -> None:
     """Await all; on the first error cancel the others, await them, then raise it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

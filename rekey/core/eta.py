@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 
 # The rate is that of the last fifth of the pass, at least ten seconds: older rates no longer apply, and a
 # single second is noise.
@@ -30,9 +30,9 @@ class Lane:
 class Eta:
     """Estimated seconds remaining, with a lower and an upper bound."""
 
-    seconds: float = field(metadata=told(digits=1))
-    least_s: float = field(metadata=told(digits=1))
-    most_s: float = field(metadata=told(digits=1))
+    seconds: float = field(metadata=json_field(digits=1))
+    least_s: float = field(metadata=json_field(digits=1))
+    most_s: float = field(metadata=json_field(digits=1))
 
 
 def recent(samples: Samples) -> Samples:
@@ -66,7 +66,8 @@ def estimate(samples: Samples, total: int | None, lanes: Sequence[Lane] = ()) ->
         return None
     left = max(0, total - samples[-1][1])
     cuts = [len(latest) * part // _PARTS for part in range(_PARTS)]
-    rates = [one for cut in cuts if (one := rate_of(latest[cut : cut + len(latest) // _PARTS + 1]))]
+    part_rates = (rate_of(latest[cut : cut + len(latest) // _PARTS + 1]) for cut in cuts)
+    rates = [part_rate for part_rate in part_rates if part_rate]
     spread = max(_LEAST_SPREAD, min(0.9, (max(rates, default=rate) - min(rates, default=rate)) / 2 / rate))
     of_all = left / rate
     # A partition at its limit takes its own rows at that rate, however fast the others are; while others are

@@ -1,6 +1,6 @@
 """Dataclasses as JSON-able data, for reports and plans. Members have the names and the order of the fields,
 so the order of fields is part of a format; a field whose JSON differs says so with
-`field(metadata=told(...))`."""
+`field(metadata=json_field(...))`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import Enum
 from typing import Any
 
 
-def told(
+def json_field(
     name: str = "",
     *,
     digits: int | None = None,
-    if_any: bool = False,
+    omit_default: bool = False,
     key: bool = False,
     flat: bool = False,
     form: Callable[[Any], Any] | None = None,
@@ -24,17 +24,17 @@ def told(
     Args:
         name: its name in JSON; default: the field's own.
         digits: decimals to round a number to; 0 makes it whole.
-        if_any: omit the member when it is empty, zero or None.
+        omit_default: omit the member when it is empty, zero or None.
         key: it holds keys of rows: omit it when it is empty, and when keys are not asked for.
         flat: put its members beside those of the value that has the field.
         form: converts a content that is not None.
     """
-    said = {"name": name, "digits": digits, "if_any": if_any or key, "key": key, "flat": flat}
-    return {**said, "form": form}
+    options = {"name": name, "digits": digits, "omit_default": omit_default or key, "key": key, "flat": flat}
+    return {**options, "form": form}
 
 
 # The metadata of a field that is never in the JSON.
-UNTOLD: dict[str, Any] = {"untold": True}
+exclude: dict[str, Any] = {"exclude": True}
 
 
 def plain(value: Any, *, keys: bool = True) -> Any:
@@ -43,23 +43,27 @@ def plain(value: Any, *, keys: bool = True) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return value.as_json() if hasattr(value, "as_json") else members(value, keys=keys)
     if isinstance(value, Mapping):
-        return {str(name): plain(one, keys=keys) for name, one in value.items()}
+        return {str(name): plain(member, keys=keys) for name, member in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(one, keys=keys) for one in value]
+        return [plain(item, keys=keys) for item in value]
     return str(value) if isinstance(value, Enum) else value
 
 
 def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
     """Return the fields of a dataclass as a JSON object. Arguments as for `plain`."""
-    found: dict[str, Any] = {}
+    as_json: dict[str, Any] = {}
     for field in fields(value):
-        said, content = field.metadata, getattr(value, field.name)
-        if "untold" in said or (said.get("key") and not keys) or (said.get("if_any") and not content):
+        options, content = field.metadata, getattr(value, field.name)
+        if (
+            "exclude" in options
+            or (options.get("key") and not keys)
+            or (options.get("omit_default") and not content)
+        ):
             continue
-        if said.get("digits") is not None and content is not None:
-            content = round(content, said["digits"] or None)
-        if said.get("form") is not None and content is not None:
-            content = said["form"](content)
+        if options.get("digits") is not None and content is not None:
+            content = round(content, options["digits"] or None)
+        if options.get("form") is not None and content is not None:
+            content = options["form"](content)
         content = plain(content, keys=keys)
-        found |= content if said.get("flat") else {said.get("name") or field.name: content}
-    return found
+        as_json |= content if options.get("flat") else {options.get("name") or field.name: content}
+    return as_json

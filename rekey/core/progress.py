@@ -19,7 +19,7 @@ T = TypeVar("T")
 Advance = Callable[[int], None]
 
 # Seconds after which a wait is reported.
-TOLD_AFTER_S = 2.0
+REPORT_AFTER_S = 2.0
 _SAMPLE_S, _SAMPLE_SHARE = 0.5, 0.05
 
 
@@ -116,18 +116,18 @@ class Wait:
     since: int  # when it began, in ticks
     until: int | None  # when it ends at the latest, in ticks; None if unknown
     progress: Progress = field(repr=False)
-    told: bool = False
+    reported: bool = False
 
-    def look(self, what: str = "") -> None:
-        """Report the wait, once, when it has taken more than `TOLD_AFTER_S`. `what`: if that has changed."""
+    def update(self, what: str = "") -> None:
+        """Report the wait, once, when it has taken `REPORT_AFTER_S`. `what`: if that has changed."""
         self.what = what or self.what
         waited = (self.progress.clock.ticks() - self.since) / TICKS_PER_SECOND
-        if not self.told and waited >= TOLD_AFTER_S:
-            self.tell()
+        if not self.reported and waited >= REPORT_AFTER_S:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report what is waited for, since when and until when."""
-        self.told = True
+        self.reported = True
         until = "" if self.until is None else f", until {moment(self.until)} at most"
         self.progress.note(
             f"waiting for {self.what}, since {moment(self.since)}{until}",
@@ -196,7 +196,7 @@ class Progress:
 
     @contextmanager
     def waiting(self, what: str, at_most_s: float | None = None) -> Iterator[Wait]:
-        """Begin a wait of at most `at_most_s` seconds (None: unknown). Call `look` on the result now and
+        """Begin a wait of at most `at_most_s` seconds (None: unknown). Call `update` on the result now and
         then, so that it is reported. `what` holds no key."""
         now = self.clock.ticks()
         until = None if at_most_s is None else now + round(at_most_s * TICKS_PER_SECOND)

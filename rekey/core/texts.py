@@ -57,14 +57,14 @@ class Errors(Protocol):
 
 def errors_of(path: Path) -> Errors:
     """Return the function that makes the errors of a catalogue file."""
-    # Read on the first error: a command that succeeds does not wait for it.
+    # Read on the first error, so that a command that succeeds does not pay for it.
     texts = cache(lambda: catalogue(path))
 
-    def made(code: str, **values: object) -> errors.RekeyError:
+    def error(code: str, **values: object) -> errors.RekeyError:
         entry = texts()[code]
         parts = [part for part in ("what", "kept", "hint") if part in entry or part in values]
-        said = dict(zip(parts, filled(entry, values, *parts), strict=True))
-        kind: type[errors.RekeyError] = getattr(errors, entry["error"])
-        return kind(**said)
+        message = dict(zip(parts, filled(entry, values, *parts), strict=True))
+        error_class: type[errors.RekeyError] = getattr(errors, entry["error"])
+        return error_class(**message)
 
-    return made
+    return error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, is_elsewhere, table_name_problem
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.keys.base import (
     KEEP_CURE,
     KEEPS_WHOLE_KEYS,
@@ -53,7 +53,7 @@ MAIN_ROW_KEY = "MainRowKey"
 _HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
 # Properties of every index row: the key of the main target row.
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
-_IF_ANY = told(if_any=True)
+_OMIT_DEFAULT = json_field(omit_default=True)
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ class Migration:
     indexes: Sequence[Index] = ()
     capture: Capture = field(kw_only=True)
     reverse: bool = field(default=True, kw_only=True)
-    queries: Sequence[Query] = field(default=(), kw_only=True, metadata=_IF_ANY)
-    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
-    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
-    group: str = field(default="", kw_only=True, metadata=_IF_ANY)
-    mapping: Keeping | None = field(default=None, kw_only=True, metadata=UNTOLD)
+    queries: Sequence[Query] = field(default=(), kw_only=True, metadata=_OMIT_DEFAULT)
+    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False, metadata=_OMIT_DEFAULT)
+    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_OMIT_DEFAULT)
+    group: str = field(default="", kw_only=True, metadata=_OMIT_DEFAULT)
+    mapping: Keeping | None = field(default=None, kw_only=True, metadata=exclude)
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)

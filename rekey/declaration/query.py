@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 from rekey.declaration.keys.base import need_int, need_text, refuse_if
 
 Kind = Literal["point", "range", "latest"]
@@ -26,7 +26,7 @@ class Query:
         rows: rows returned.
     """
 
-    kind: Kind = field(metadata=told("query"))
+    kind: Kind = field(metadata=json_field("query"))
     known: tuple[str, ...]
     by: str | None = None
     rows: int = 1

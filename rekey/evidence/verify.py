@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
@@ -43,13 +43,13 @@ class Verdict:
     # The checks that passed, a sentence each.
     checked: list[str] = field(default_factory=list)
     # The statement's predicate; {} when it cannot be read.
-    predicate: dict[str, Any] = field(default_factory=dict, metadata=UNTOLD)
+    predicate: dict[str, Any] = field(default_factory=dict, metadata=exclude)
     # SHA-256 of the statement's file, "" without one.
     statement_sha256: str = ""
     # Full id of the signing key; "" if unsigned, or not signed by a given key.
     key_id: str = ""
     # Where that key came from.
-    key_origin: str = field(default="", metadata=told("key_from"))
+    key_origin: str = field(default="", metadata=json_field("key_from"))
     signed: bool = False
     # When an authority stamped the statement; None if there is no stamp, or it was not checked or is wrong.
     stamped_at: str | None = None

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
@@ -73,21 +73,21 @@ class Inventory:
 
     table: str
     # Estimated number of rows.
-    rows: RowEstimate = field(metadata=told(flat=True))
+    rows: RowEstimate = field(metadata=json_field(flat=True))
     # Billed bytes; 0 until measured.
     stored_bytes: int
-    pages: int = field(metadata=told("pages_read"))
+    pages: int = field(metadata=json_field("pages_read"))
     # Partitions met; all of them when exact.
-    partitions: int = field(metadata=told("partitions_met"))
+    partitions: int = field(metadata=json_field("partitions_met"))
     # Rows of the largest partition; a lower bound unless exact.
     largest_partition: int
     # 40 hexadecimal digits over every row's ETag and Timestamp in key order; None for a sample. Every change
     # changes it, and it cannot be used to test guesses of keys.
-    digest: str | None = field(metadata=UNTOLD)
+    digest: str | None = field(metadata=exclude)
     # Requests sent; more than `pages` if responses were empty.
-    requests: int = field(default=0, metadata=UNTOLD)
+    requests: int = field(default=0, metadata=exclude)
     # Rows read from the beginning without a gap.
-    head_rows: int = field(default=0, metadata=UNTOLD)
+    head_rows: int = field(default=0, metadata=exclude)
 
     @property
     def exact(self) -> bool:

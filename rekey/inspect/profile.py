@@ -16,7 +16,7 @@ from typing import Any
 
 from rekey.core.edm import edm_type
 from rekey.core.limits import MAX_KEY_UNITS, entity_bytes, utf16_units
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.shapes import Shape, shapes_in
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
@@ -63,7 +63,7 @@ class Lengths:
     least: int
     median: int
     most: int
-    mean: float = field(metadata=told(digits=2))
+    mean: float = field(metadata=json_field(digits=2))
 
 
 class KeyColumn:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.core.safe_ids import SafeIds
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.partitions import CLASS_NAMES, Large
@@ -39,7 +39,7 @@ class ShapeUse:
 
     shape: Shape
     keys: int
-    share: Share | None = field(metadata=told(if_any=True))
+    share: Share | None = field(metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class KeyReport:
 
     keys: int
     empty: int
-    lengths: Lengths = field(metadata=told("units"))
-    marks: Mapping[str, int] = field(metadata=told("characters"))
-    specials: Mapping[str, int] = field(metadata=told("special_characters"))
+    lengths: Lengths = field(metadata=json_field("units"))
+    marks: Mapping[str, int] = field(metadata=json_field("characters"))
+    specials: Mapping[str, int] = field(metadata=json_field("special_characters"))
     shapes: tuple[ShapeUse, ...]
     order: Order
-    pairs: int = field(metadata=told("order_pairs"))
+    pairs: int = field(metadata=json_field("order_pairs"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Inspection:
     """The report of a table."""
 
     # Rows, bytes, requests, and how certain they are.
-    inventory: Inventory = field(metadata=UNTOLD)
+    inventory: Inventory = field(metadata=exclude)
     largest_row_bytes: int
     # The most properties of a row read.
     most_properties: int
@@ -102,13 +102,13 @@ class Inspection:
     # The properties, the most frequent first.
     properties: tuple[PropertyUse, ...]
     # Properties with more than one type.
-    varying: tuple[str, ...] = field(metadata=told("varying_properties"))
+    varying: tuple[str, ...] = field(metadata=json_field("varying_properties"))
     # Rows of each schema, the most frequent first.
     schemas: tuple[int, ...]
     # Whether each schema was counted separately.
     schemas_complete: bool
     # Whether partitions are named by key, for the operator only.
-    shows_keys: bool = field(metadata=UNTOLD)
+    shows_keys: bool = field(metadata=exclude)
 
     @property
     def exact(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 from rekey.model import EntityKey
 
 # PartitionKey, 0, RowKey as UTF-16 code units: these tuples compare as the service orders keys.
@@ -68,7 +68,7 @@ class RowEstimate:
 
     # The best estimate; exact when `exact`.
     rows: int
-    at_least: int = field(metadata=told("rows_at_least"))
+    at_least: int = field(metadata=json_field("rows_at_least"))
     exact: bool
     # False when the requests ran out before the estimate covered the whole table: it probably holds more.
     settled: bool

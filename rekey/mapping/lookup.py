@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.migration import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
@@ -74,7 +74,7 @@ class Gone:
     # The safe id of what was asked for, or of its source row.
     row_id: str
     # The day on which it was erased.
-    on: str = field(metadata=told("erased_on"))
+    on: str = field(metadata=json_field("erased_on"))
     # It was put back: it is in the mapping again, although the audit log says that it was erased.
     returned: bool = False
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from rekey.core.plain import UNTOLD, members, plain, told
+from rekey.core.plain import exclude, json_field, members, plain
 from rekey.core.severity import Severity
 from rekey.declaration.query import Query
 from rekey.errors import ExitCode
@@ -43,7 +43,7 @@ class Problem:
     row_ids: tuple[str, ...] = ()
 
 
-_TODAY = told("keys", form=lambda today: "today" if today else "planned")
+_TODAY = json_field("keys", form=lambda today: "today" if today else "planned")
 
 
 def _partitions(listed: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -64,9 +64,9 @@ class Advice:
     reason: str
     cure: str
     # The script's reason for setting it aside.
-    waived: str | None = field(default=None, metadata=UNTOLD)
+    waived: str | None = field(default=None, metadata=exclude)
     # It is about today's keys, and the planned keys do not have it.
-    answered: bool = field(default=False, metadata=UNTOLD)
+    answered: bool = field(default=False, metadata=exclude)
 
     @property
     def blocks(self) -> bool:
@@ -103,7 +103,7 @@ class Answer:
     requests: int | None
     table: str
     # It is an index table: the main rows are read after it.
-    through_index: bool = field(default=False, metadata=UNTOLD)
+    through_index: bool = field(default=False, metadata=exclude)
 
     def describe(self) -> str:
         """Return e.g. `row range, 1 request (PostsByTag, then 20 main rows)`."""
@@ -115,7 +115,7 @@ class Answer:
 class Rated:
     """A query, answered by today's keys and by the planned ones."""
 
-    query: Query = field(metadata=told(flat=True))
+    query: Query = field(metadata=json_field(flat=True))
     today: Answer
     planned: Answer
 
@@ -128,7 +128,7 @@ class NewKey:
     row_id: str
     partition_units: int
     row_units: int
-    new_key: EntityKey | None = field(default=None, metadata=told(key=True))
+    new_key: EntityKey | None = field(default=None, metadata=json_field(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Example:
     """One source row and the new keys that its key becomes."""
 
     row_id: str
-    old_key: EntityKey | None = field(default=None, metadata=told(key=True))
+    old_key: EntityKey | None = field(default=None, metadata=json_field(key=True))
     new_keys: tuple[NewKey, ...] = ()
 
 
@@ -150,7 +150,7 @@ class RefusedRows:
     cure: str
     rows: int
     row_ids: tuple[str, ...]
-    old_keys: tuple[EntityKey, ...] | None = dataclasses.field(default=None, metadata=told(key=True))
+    old_keys: tuple[EntityKey, ...] | None = dataclasses.field(default=None, metadata=json_field(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class CollisionGroup:
     table: str
     rows: int
     row_ids: tuple[str, ...]
-    old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=told(key=True))
+    old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=json_field(key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +187,15 @@ class TableFill:
     partitions_exact: bool
     largest_partition: int
     # Seconds its hottest partitions take, window after window, at 2,000 entities/s.
-    hottest_seconds: float = field(metadata=UNTOLD)
+    hottest_seconds: float = field(metadata=exclude)
     # As the service bills them.
     stored_bytes: int = 0
     # Number of packed batches by the rows in a batch.
-    fills: Mapping[int, int] = field(default_factory=dict, metadata=UNTOLD)
+    fills: Mapping[int, int] = field(default_factory=dict, metadata=exclude)
     # Of the main target: rows of other kinds in the same batches.
-    secondary_rows: int = field(default=0, metadata=told(if_any=True))
+    secondary_rows: int = field(default=0, metadata=json_field(omit_default=True))
     # They are secondary rows: their batches count with the main target's.
-    with_main: bool = field(default=False, metadata=told(if_any=True))
+    with_main: bool = field(default=False, metadata=json_field(omit_default=True))
 
     @property
     def table_rows(self) -> int:
@@ -231,7 +231,7 @@ class Requests:
     what: str
     kind: Kind
     count: int
-    operations: int = field(default=0, metadata=told(if_any=True))
+    operations: int = field(default=0, metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +240,10 @@ class Duration:
 
     phase: str
     # At the service's targets; only an adaptive rate limit (`"auto"`) may be quicker.
-    at_targets_s: float = field(metadata=told(digits=3))
+    at_targets_s: float = field(metadata=json_field(digits=3))
     at_targets_bound: str
     # Under the configured limits.
-    at_limits_s: float = field(metadata=told(digits=3))
+    at_limits_s: float = field(metadata=json_field(digits=3))
     at_limits_bound: str
 
 
@@ -255,7 +255,7 @@ class Storage:
     target_bytes: int
     mapping_bytes: int
     # From `apply` to `retire`: the expected duration and the retention period.
-    days: float = field(metadata=told(digits=2))
+    days: float = field(metadata=json_field(digits=2))
 
     @property
     def added_bytes(self) -> int:
@@ -269,11 +269,11 @@ class Money:
 
     currency: str
     # All requests, a batch billed as one transaction.
-    batch_as_one: float = field(metadata=told("requests_batch_as_one", digits=6))
+    batch_as_one: float = field(metadata=json_field("requests_batch_as_one", digits=6))
     # All requests, a batch billed as one transaction for each operation.
-    batch_each: float = field(metadata=told("requests_batch_each", digits=6))
+    batch_each: float = field(metadata=json_field("requests_batch_each", digits=6))
     # The bytes added while both tables exist.
-    storage: float = field(metadata=told(digits=6))
+    storage: float = field(metadata=json_field(digits=6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,16 +303,16 @@ class Portrait:
     today: bool = field(metadata=_TODAY)
     rows: int
     # Number of partitions by class of size, in rows read.
-    sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
+    sizes: Mapping[str, int] = field(metadata=json_field("partitions_by_rows"))
     # The largest partitions by safe id, with their rows.
-    largest: tuple[tuple[str, int], ...] = field(metadata=told(form=_partitions))
+    largest: tuple[tuple[str, int], ...] = field(metadata=json_field(form=_partitions))
     # For each key, rows by its length: the lower end of a class of 8 characters. Counted, or estimated from
     # the rows read.
-    lengths: Mapping[str, Mapping[int, int]] = field(metadata=told("key_lengths"))
+    lengths: Mapping[str, Mapping[int, int]] = field(metadata=json_field("key_lengths"))
     # Mean bytes of both keys of a row, at two bytes a UTF-16 unit.
-    key_bytes: float = field(metadata=told("mean_key_bytes", digits=1))
+    key_bytes: float = field(metadata=json_field("mean_key_bytes", digits=1))
     # Number of packed batches by the rows in a batch; empty for the source.
-    fills: Mapping[int, int] = field(default_factory=dict, metadata=told("batches_by_rows"))
+    fills: Mapping[int, int] = field(default_factory=dict, metadata=json_field("batches_by_rows"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,14 +324,16 @@ class Load:
     # The beginnings of the columns, e.g. `2024-03`, also of those without rows.
     times: tuple[str, ...]
     # The partitions with most rows by safe id, with their rows in each column.
-    lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
+    lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(
+        metadata=json_field("partitions", form=_partitions)
+    )
     # How many partitions have no lane, and their rows in each column.
-    others: int = field(metadata=told("other_partitions"))
+    others: int = field(metadata=json_field("other_partitions"))
     others_rows: tuple[int, ...]
     partitions_exact: bool
     # For each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
     busiest: tuple[float, ...] = field(
-        metadata=told(form=lambda shares: [round(share, 4) for share in shares])
+        metadata=json_field(form=lambda shares: [round(share, 4) for share in shares])
     )
 
 
@@ -369,7 +371,7 @@ class MigrationPlan:
     """The plan of one migration."""
 
     script_id: str
-    path: Path = field(metadata=UNTOLD)
+    path: Path = field(metadata=exclude)
     # First line of the script's docstring.
     title: str
     basis: Basis
@@ -378,13 +380,13 @@ class MigrationPlan:
     # Rows the mapping was tried on, those refused included.
     mapped_rows: int = 0
     # How many of them, drawn evenly, advice, bytes and examples come from.
-    looked_at: int = field(default=0, metadata=told("rows_looked_at"))
+    looked_at: int = field(default=0, metadata=json_field("rows_looked_at"))
     examples: tuple[Example, ...] = ()
     # None, as `estimate`, when nothing could be mapped.
     collisions: Collisions | None = None
     refused: tuple[RefusedRows, ...] = ()
     # The target tables, main first.
-    fills: tuple[TableFill, ...] = field(default=(), metadata=told("targets"))
+    fills: tuple[TableFill, ...] = field(default=(), metadata=json_field("targets"))
     estimate: Estimate | None = None
     portraits: tuple[Portrait, ...] = ()
     # Of the source and the main target; empty where no key holds a moment.
@@ -392,8 +394,8 @@ class MigrationPlan:
     problems: tuple[Problem, ...]
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
-    group: str = field(default="", metadata=told(if_any=True))
-    capture: str = field(metadata=UNTOLD)
+    group: str = field(default="", metadata=json_field(omit_default=True))
+    capture: str = field(metadata=exclude)
 
     @property
     def sampled(self) -> str:
@@ -440,11 +442,11 @@ class GroupPlan:
     name: str
     members: tuple[str, ...]
     requests: int
-    at_limits_s: float = field(metadata=told(digits=3))
+    at_limits_s: float = field(metadata=json_field(digits=3))
     # Estimated write downtime: the cutovers of all, under one freeze.
-    stop_s: float = field(metadata=told(digits=3))
+    stop_s: float = field(metadata=json_field(digits=3))
     # Requests and storage, a batch billed as one.
-    money: float | None = field(metadata=told(digits=6))
+    money: float | None = field(metadata=json_field(digits=6))
 
 
 def _summed(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:

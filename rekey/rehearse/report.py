@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.present.text import wrapped
 from rekey.rehearse.project import Result
 
@@ -18,7 +18,7 @@ Out = Callable[[str], None]
 class RehearsalReport:
     """The result of a rehearsal."""
 
-    script_id: str = field(metadata=UNTOLD)
+    script_id: str = field(metadata=exclude)
     source: str
     targets: tuple[str, ...]
     # Number of rows loaded into the source, and where they came from.
@@ -34,7 +34,7 @@ class RehearsalReport:
     failure: str
     # The folder that was kept, "" if removed.
     kept: str
-    seconds: float = field(metadata=told(digits=1))
+    seconds: float = field(metadata=json_field(digits=1))
 
     @property
     def passed(self) -> bool:

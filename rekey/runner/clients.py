@@ -187,7 +187,7 @@ async def wait_for_clients(
                 text += f": {named(waiting, clients.now)}"
                 longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
                 raise refusal("clients-behind", run=run, deadline=deadline, said=text, longest=longest)
-            wait.look(named(waiting, clients.now))
+            wait.update(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
 
 
@@ -205,7 +205,7 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
             behind = clients.behind(control)
             if not behind or deadline.over:
                 break
-            wait.look(named(behind, clients.now))
+            wait.update(named(behind, clients.now))
             await run.clock.sleep(POLL_S)
     reasons = clients.closed_by_refusing()
     if behind:
@@ -260,7 +260,7 @@ async def until_quiet(run: Run) -> None:
     seconds = max(theirs, open_s(run))
     with run.progress.waiting("unanswered requests, which may still take effect", seconds) as wait:
         if seconds:
-            wait.tell()
+            wait.report()
         if theirs:
             await term.wait(margin_s, run.clock, run.check)
         while (left := open_s(run)) > 0:
@@ -425,7 +425,7 @@ async def settle_stale(run: Run, side: Side) -> Swept:
             fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
             if fresh or deadline.over:
                 return replace(swept, settled=settled)
-            wait.look()
+            wait.update()
             await run.clock.sleep(POLL_S)
 
 
@@ -461,7 +461,7 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 if swept.failed:
                     raise refusal("journal-not-settled", said=text, swept=swept, hint=unsettled_hint(run))
                 raise refusal("journal-not-drained", said=text)
-            wait.look(f"{swept.left:,} writes of the application that are under way")
+            wait.update(f"{swept.left:,} writes of the application that are under way")
             await run.clock.sleep(POLL_S)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.plain import UNTOLD, told
+from rekey.core.plain import exclude, json_field
 from rekey.core.processes import is_running
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError, ServiceError, TableBeingDeleted, TableMissing
@@ -81,7 +81,7 @@ class Lease:
     host: str
     pid: int
     # Unless it is renewed; by the service's clock.
-    ends_at: str = field(metadata=told("lease_ends_at"))
+    ends_at: str = field(metadata=json_field("lease_ends_at"))
     # It has not ended, and its process is not known to have ended.
     live: bool
     # Its process is known to have ended without giving it back.
@@ -96,10 +96,10 @@ class Abandoned:
     # Of how many clients.
     clients: int
     # When the oldest was made; ticks.
-    since: int = field(metadata=told(form=format_ticks))
+    since: int = field(metadata=json_field(form=format_ticks))
     # When all may be settled, because no request of their clients can take effect; ticks of the service's
     # clock.
-    due_at: int = field(metadata=told(form=format_ticks))
+    due_at: int = field(metadata=json_field(form=format_ticks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ class Intents:
 
     # Unsettled ones.
     depth: int
-    oldest_at: int | None = field(metadata=told(form=format_ticks))
+    oldest_at: int | None = field(metadata=json_field(form=format_ticks))
     # Settled ones, kept while requests of their client may still take effect.
     kept: int = 0
-    abandoned: Abandoned | None = field(default=None, metadata=told(if_any=True))
+    abandoned: Abandoned | None = field(default=None, metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Wait:
 
     script_id: str
     phase: Phase
-    named: str = field(default="", compare=False, metadata=UNTOLD)
+    named: str = field(default="", compare=False, metadata=exclude)
 
 
 @dataclass(frozen=True, slots=True)

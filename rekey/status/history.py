@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.core.plain import UNTOLD, told
+from rekey.core.plain import exclude, json_field
 from rekey.declaration.migration import Declared
 from rekey.phases import Phase, shown
 from rekey.present.text import duration, labelled, moment
@@ -56,11 +56,11 @@ class Begun:
     phases: tuple[Phase, ...]
     steps: tuple[Step, ...]
     # Its script as it was begun.
-    kept: KeptScript | None = field(metadata=UNTOLD)
-    file: str = field(metadata=UNTOLD)
+    kept: KeptScript | None = field(metadata=exclude)
+    file: str = field(metadata=exclude)
     # "", as `capture`, when its script is gone.
-    group: str = field(metadata=told(if_any=True))
-    capture: str = field(metadata=UNTOLD)
+    group: str = field(metadata=json_field(omit_default=True))
+    capture: str = field(metadata=exclude)
 
     def told(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about it; `command` returns a command as it is to be typed here."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.core.plain import plain, told
+from rekey.core.plain import json_field, plain
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
@@ -42,8 +42,8 @@ class Backfill:
     estimated_rows: int | None
     segments_done: int
     segments: int
-    rate: float | None = field(metadata=told("rows_per_second", digits=1))
-    seconds_left: float | None = field(metadata=told(digits=0))
+    rate: float | None = field(metadata=json_field("rows_per_second", digits=1))
+    seconds_left: float | None = field(metadata=json_field(digits=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class PhaseCost:
     # Seconds; None where the plan does not say.
     expected_s: float | None
     # Seconds of these runs that have ended.
-    took_s: float = field(metadata=told(digits=3))
+    took_s: float = field(metadata=json_field(digits=3))
 
 
 @dataclass(frozen=True, slots=True)

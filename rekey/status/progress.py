@@ -10,7 +10,7 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.eta import Eta
-from rekey.core.plain import told
+from rekey.core.plain import json_field
 from rekey.core.progress import Held, Holds
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, duration
@@ -38,9 +38,9 @@ class PhaseNow:
 class Ends:
     """When a pass ends: in how many seconds, at least and at most, and at what time."""
 
-    seconds: float = field(metadata=told(digits=0))
-    least_s: float = field(metadata=told(digits=0))
-    most_s: float = field(metadata=told(digits=0))
+    seconds: float = field(metadata=json_field(digits=0))
+    least_s: float = field(metadata=json_field(digits=0))
+    most_s: float = field(metadata=json_field(digits=0))
     at: str
 
 
@@ -55,7 +55,7 @@ class Onward:
     rows: int
     estimated_rows: int | None
     # Recent rows a second.
-    rate: float | None = field(metadata=told("rows_per_second", digits=1))
+    rate: float | None = field(metadata=json_field("rows_per_second", digits=1))
     eta: Ends | None
 
 

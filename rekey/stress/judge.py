@@ -12,7 +12,7 @@ from enum import StrEnum
 from statistics import median, quantiles
 from typing import Any
 
-from rekey.core.plain import UNTOLD, members, told
+from rekey.core.plain import exclude, json_field, members
 from rekey.stress.mix import OperationKind
 from rekey.stress.requests import UNSENT, Offered, Response
 
@@ -70,9 +70,9 @@ class Step:
     # Requests that were due while the maximum number was in flight.
     unsent: int = 0
     # Seconds from when a request was due to its response; None without responses.
-    p50: float | None = field(default=None, metadata=UNTOLD)
-    p95: float | None = field(default=None, metadata=UNTOLD)
-    p99: float | None = field(default=None, metadata=UNTOLD)
+    p50: float | None = field(default=None, metadata=exclude)
+    p95: float | None = field(default=None, metadata=exclude)
+    p99: float | None = field(default=None, metadata=exclude)
     # Rows or operations per second of one more request: the resolution.
     grain: float = 0.0
     # p95 of the seconds by which requests were sent late.
@@ -82,9 +82,9 @@ class Step:
     # Entities per second read or written successfully.
     entities: float = 0.0
     # The requests of each kind; empty in a step of one kind.
-    kinds: Mapping[OperationKind, Step] = field(default_factory=dict, metadata=UNTOLD)
+    kinds: Mapping[OperationKind, Step] = field(default_factory=dict, metadata=exclude)
     # Partitions by number; empty in a step of one kind, and without refusals.
-    partitions: Mapping[int, PartitionStep] = field(default_factory=dict, metadata=UNTOLD)
+    partitions: Mapping[int, PartitionStep] = field(default_factory=dict, metadata=exclude)
 
     @property
     def milliseconds(self) -> dict[str, float | None]:
@@ -196,16 +196,18 @@ class Limit(StrEnum):
 class Judged:
     """A step with the limit that it reached."""
 
-    step: Step = field(metadata=told(flat=True))
+    step: Step = field(metadata=json_field(flat=True))
     limit: Limit
     # The figures that show it.
     reasons: tuple[str, ...] = ()
     # Whether the service refused requests.
-    refused: bool = field(default=False, metadata=UNTOLD)
+    refused: bool = field(default=False, metadata=exclude)
     # Names of the saturated kinds, if the mix has several, and of the saturated partitions.
-    because_of: tuple[str, ...] = field(default=(), metadata=UNTOLD)
+    because_of: tuple[str, ...] = field(default=(), metadata=exclude)
     # The step of each kind, judged; empty in a step of one kind.
-    kinds: Mapping[OperationKind, Judged] = field(default_factory=dict, metadata=told(if_any=True))
+    kinds: Mapping[OperationKind, Judged] = field(
+        default_factory=dict, metadata=json_field(omit_default=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +217,11 @@ class Saturation:
     # What the ramp reached; NOTHING if it ended before.
     limit: Limit
     # The highest achieved rate; with NOTHING and CLIENT the service carries more.
-    rate: float = field(metadata=told(digits=1))
+    rate: float = field(metadata=json_field(digits=1))
     # The highest rate without a sign of saturation, or None.
-    clean: float | None = field(metadata=told(digits=1))
+    clean: float | None = field(metadata=json_field(digits=1))
     # The lowest rate with one, or None.
-    saturated: float | None = field(metadata=told(digits=1))
+    saturated: float | None = field(metadata=json_field(digits=1))
 
 
 def judge(step: Step, baseline: float | None) -> Judged:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rekey.core.plain import UNTOLD
+from rekey.core.plain import exclude
 from rekey.project.sections import Section
 
 
@@ -43,7 +43,7 @@ class Mix:
     # Processes that generate the load.
     processes: int = 1
     # Rates count rows, like the service's targets; else operations.
-    by_row: bool = field(default=False, metadata=UNTOLD)
+    by_row: bool = field(default=False, metadata=exclude)
 
     def entities_of(self, kind: OperationKind) -> int:
         """Return how many entities an operation reads or writes; a range query: at most."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
-from rekey.core.plain import members, plain, told
+from rekey.core.plain import json_field, members, plain
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, DARK, LIGHT, Series, columns
 from rekey.present.text import counted, table, wrapped
@@ -191,18 +191,18 @@ class StressReport:
     # The test table, which is deleted.
     table: str
     # Tables left by an earlier stress test and deleted now.
-    removed: tuple[str, ...] = field(metadata=told("removed_leftovers"))
+    removed: tuple[str, ...] = field(metadata=json_field("removed_leftovers"))
     mix: Mix
     # Entities sent or asked for, without rows loaded before.
-    sent: int = field(metadata=told("rows_sent"))
+    sent: int = field(metadata=json_field("rows_sent"))
     # How long it took.
-    seconds: float = field(metadata=told(digits=1))
+    seconds: float = field(metadata=json_field(digits=1))
     # The single partition first.
     stages: tuple[Stage, ...]
     # Rows of the sample that the script cannot map.
-    refused_rows: int = field(default=0, metadata=told("rows_refused"))
+    refused_rows: int = field(default=0, metadata=json_field("rows_refused"))
     # Rows per second that the application writes, as `load` of the script declares, or None.
-    declared: float | None = field(default=None, metadata=told("declared_writes_per_second"))
+    declared: float | None = field(default=None, metadata=json_field("declared_writes_per_second"))
 
     @property
     def too_little(self) -> tuple[Stage, ...]:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rekey.core.concurrency import together
+from rekey.core.concurrency import gather
 from rekey.model import EntityKey, KeyRange, Row
 from rekey.tables.base import Page, Table
 from rekey.tables.split import find_middle
@@ -79,7 +79,7 @@ class ParallelScan(ABC, Generic[R]):
 
     async def run(self, scans: int) -> None:
         """Read all ranges with so many scans at a time."""
-        await together(self._read_ranges() for _ in range(max(1, scans)))
+        await gather(self._read_ranges() for _ in range(max(1, scans)))
 
     def tell(self) -> None:
         """Wake all that wait for a change; each checks its own condition."""

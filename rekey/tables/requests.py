@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from rekey.core.clock import Clock
 from rekey.core.edm import canonical, canonical_content
-from rekey.core.progress import TOLD_AFTER_S
+from rekey.core.progress import REPORT_AFTER_S
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
@@ -175,7 +175,7 @@ class Requester:
         if not (known.calls or known.failures):
             return None
         # An answer that is only slow (a scan for few rows of many takes the service 5 s) gets longer.
-        if silent_s < (TOLD_AFTER_S if known.failures or not is_sent else _SLOW_S):
+        if silent_s < (REPORT_AFTER_S if known.failures or not is_sent else _SLOW_S):
             return None
         if known.failures:
             return silent_s, max(0.0, known.tried_until - now)

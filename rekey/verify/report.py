@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from rekey.core.plain import UNTOLD, members, plain, told
+from rekey.core.plain import exclude, json_field, members, plain
 from rekey.errors import ExitCode
 
 # A report lists at most this many divergences; all are counted.
@@ -46,7 +46,7 @@ class Change(StrEnum):
 class PropertyDifference:
     """One property of an altered row: its name and how it differs, never its values."""
 
-    name: str = field(metadata=told("property"))
+    name: str = field(metadata=json_field("property"))
     change: Change
 
 
@@ -57,17 +57,17 @@ class Divergence:
     kind: Kind
     table: str
     # Safe id of the target row; "" for `refused`, whose `table` is the source.
-    row_id: str = field(metadata=told("row", if_any=True))
+    row_id: str = field(metadata=json_field("row", omit_default=True))
     # Safe id of the source row; "" when nothing maps to the row (a foreign row).
-    source_id: str = field(metadata=told("source_row", if_any=True))
+    source_id: str = field(metadata=json_field("source_row", omit_default=True))
     # For `altered`.
-    properties: tuple[PropertyDifference, ...] = field(default=(), metadata=told(if_any=True))
+    properties: tuple[PropertyDifference, ...] = field(default=(), metadata=json_field(omit_default=True))
     # For `wrong-key`, the safe id of the row under the wrong key.
-    stray_id: str = field(default="", metadata=told("stray_row", if_any=True))
+    stray_id: str = field(default="", metadata=json_field("stray_row", omit_default=True))
     # For `refused`.
-    code: str = field(default="", metadata=told(if_any=True))
+    code: str = field(default="", metadata=json_field(omit_default=True))
     # For `collision`, the safe id of the source row that holds the target key.
-    other_id: str = field(default="", metadata=told("other_source_row", if_any=True))
+    other_id: str = field(default="", metadata=json_field("other_source_row", omit_default=True))
 
 
 class Outcome(StrEnum):
@@ -95,7 +95,7 @@ class Outcome(StrEnum):
 class Repair:
     """One divergence and the outcome of its repair."""
 
-    divergence: Divergence = field(metadata=told(flat=True))
+    divergence: Divergence = field(metadata=json_field(flat=True))
     outcome: Outcome
 
 
@@ -111,9 +111,9 @@ class RepairReport:
 class Findings:
     """Stable divergences by kind, and counts of the differences that were not stable."""
 
-    counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
+    counts: Mapping[str, int] = field(default_factory=dict, metadata=json_field("by_kind"))
     # The first `LISTED` stable ones.
-    listed: tuple[Divergence, ...] = field(default=(), metadata=UNTOLD)
+    listed: tuple[Divergence, ...] = field(default=(), metadata=exclude)
     # Gone on recheck.
     transient: int = 0
     # Rows read one by one because they differed when the tables were read.
@@ -125,7 +125,7 @@ class Findings:
     # Left to a later delta pass; not findings.
     pending: int = 0
     # Repaired by the comparison itself; equal when compared again.
-    brought: int = field(default=0, metadata=told(if_any=True))
+    brought: int = field(default=0, metadata=json_field(omit_default=True))
 
     @property
     def stable(self) -> int:
@@ -170,10 +170,10 @@ class TableComparison:
     not_compared: tuple[str, ...]
     # Of rows that share a table with other kinds, the beginnings of their keys; "" for the main target's
     # rows.
-    row_keys_begin: str = field(default="", metadata=told(if_any=True))
-    partition_keys_begin: str = field(default="", metadata=told(if_any=True))
+    row_keys_begin: str = field(default="", metadata=json_field(omit_default=True))
+    partition_keys_begin: str = field(default="", metadata=json_field(omit_default=True))
     # Buckets that differed on the first reading; `differing_buckets`: that differ now.
-    reread_buckets: int = field(default=0, metadata=told(if_any=True))
+    reread_buckets: int = field(default=0, metadata=json_field(omit_default=True))
 
     @property
     def label(self) -> str:
@@ -209,9 +209,9 @@ class FullReport(ReportBase):
     tables: tuple[TableComparison, ...]
     # More than one sitting: it was cut off and resumed.
     read: tuple[TableRead, ...] = ()
-    found: Findings = field(metadata=told(flat=True))
+    found: Findings = field(metadata=json_field(flat=True))
     # Rows changed between two readings of a repairing comparison: counts and digests are those of the first.
-    changed_between: bool = field(default=False, metadata=told(if_any=True))
+    changed_between: bool = field(default=False, metadata=json_field(omit_default=True))
     repair: RepairReport | None = None
 
     @property
@@ -249,7 +249,7 @@ class FullReport(ReportBase):
 class PartitionDifference:
     """One partition of a target table whose number of rows is not the one that source rows map to."""
 
-    partition_id: str = field(metadata=told("partition"))
+    partition_id: str = field(metadata=json_field("partition"))
     expected: int
     actual: int
 
@@ -258,7 +258,7 @@ class PartitionDifference:
 class PartitionSize:
     """One partition of the source and its number of rows."""
 
-    partition_id: str = field(metadata=told("partition"))
+    partition_id: str = field(metadata=json_field("partition"))
     rows: int
 
 
@@ -276,7 +276,7 @@ class TableCount:
     # counting.
     moving: int
     # The largest of `differing`, at most `LISTED`.
-    listed: tuple[PartitionDifference, ...] = field(metadata=told("differences"))
+    listed: tuple[PartitionDifference, ...] = field(metadata=json_field("differences"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class CountReport(ReportBase):
     source_rows: int
     source_partitions: int
     refused_rows: int
-    largest: tuple[PartitionSize, ...] = field(metadata=told("largest_source_partitions"))
+    largest: tuple[PartitionSize, ...] = field(metadata=json_field("largest_source_partitions"))
     tables: tuple[TableCount, ...]
     passes: int
 
@@ -321,7 +321,7 @@ class SampleReport(ReportBase):
     asked: int
     confidence: float
     directions: tuple[Direction, ...]
-    found: Findings = field(metadata=told(flat=True))
+    found: Findings = field(metadata=json_field(flat=True))
 
     @property
     def findings(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rekey.core.concurrency import together
+from rekey.core.concurrency import gather
 from rekey.core.distribution import VERSION
 from rekey.declaration.migration import CAPTURES
 from rekey.doctor.live.checks import ALIKE, CATALOGUE, CHECKS, ERROR, WIRE, Check, Seen, deviations
@@ -77,7 +77,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
         tried = accounts[:-1] if any(map(config.restricted.is_same_as, others)) else accounts
         every = {**ALIKE, **WIRE}
         checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
-        await together(checking)  # if one fails, no other creates another table
+        await gather(checking)  # if one fails, no other creates another table
         for account, found_there in zip(tried, checking, strict=True):
             azurite = account.kind is Kind.AZURITE
             seen += [(account.section, name, azurite, one) for name, one in found_there.result().items()]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rekey.core.concurrency import for_each, together
+from rekey.core.concurrency import for_each, gather
 
 
 async def test_never_more_than_the_limit_are_under_way() -> None:
@@ -50,9 +50,9 @@ async def test_the_first_error_is_raised_itself_and_the_others_are_cancelled() -
         raise LookupError("the first")
 
     with pytest.raises(LookupError, match="the first"):
-        await together([hang(), fail(), hang()])
+        await gather([hang(), fail(), hang()])
     assert cancelled == [True, True]
 
 
 async def test_nothing_to_do_is_done_at_once() -> None:
-    await together([])
+    await gather([])

@@ -170,11 +170,11 @@ def test_a_wait_of_more_than_two_seconds_says_what_for_since_when_and_until_when
     lines = Lines(told, clock)
     with lines.waiting("clients", 120) as wait:
         clock.advance(1.9)
-        wait.look("web (old view)")
+        wait.update("web (old view)")
         assert told.texts == []
         clock.advance(0.1)
-        wait.look("web (old view)")
-        wait.look("web (old view)")
+        wait.update("web (old view)")
+        wait.update("web (old view)")
         assert [one.what for one in lines.waits] == ["web (old view)"]
     assert told.texts == ["waiting for web (old view), since 12:00:00Z, until 12:02:00Z at most"]
     assert told.events[0][0] == "wait"
