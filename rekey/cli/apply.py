@@ -111,10 +111,10 @@ def _stop(stop_s: float | None, more: str = "") -> list[str]:
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    found = None if text is None else seconds_of(text)
-    if text is not None and found is None:
+    seconds = None if text is None else seconds_of(text)
+    if text is not None and seconds is None:
         raise click.BadParameter("write for example 60s, 10m or 1h")
-    return found
+    return seconds
 
 
 @command(
@@ -259,8 +259,8 @@ def _apply_group(
             results[applied.script_id].applied = applied
     finally:
         shell.so_far["migrations"] = [result.as_json() for result in results.values()]
-    for one in results.values():
-        one.status = status_of(session, one.declared)
+    for result in results.values():
+        result.status = status_of(session, result.declared)
     [judged] = groups_of([result.status for result in results.values() if result.status], chosen)
     stops = [
         result.applied.stop_s
@@ -279,7 +279,7 @@ def _confirm(
 ) -> None:
     """Require the typed name of every migration whose rollback is about to end, or of their group. Raises
     click.UsageError, ConfigurationError."""
-    names = [group] if group and completed else [one.script_id for one in completed]
+    names = [group] if group and completed else [declared.script_id for declared in completed]
     if strange := [name for name in yes if name not in names]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
         raise click.UsageError(f"--yes {strange[0]}: {meant}")

@@ -45,20 +45,20 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
     if live:
         from rekey.doctor.live import run  # imports half of rekey
 
-        told: list[Told] = [found("live-not-tried", "accounts")]
+        live_results: list[Told] = [found("live-not-tried", "accounts")]
         if all(account.is_usable for account in observed.accounts):
             requests = counted(run.REQUESTS, "request")
             shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
             kept, signed = str(live_path(config.state)), "not signed" if signer is None else "signed"
-            told = []
+            live_results = []
             try:
                 document["live"] = tried = shell.do(run.live(config, observed.accounts))
-                told += run.tell(tried)
+                live_results += run.tell(tried)
                 run.keep(tried, config, signer)
-                told.append(Fact("report", f"{signed}, kept in {kept}"))
+                live_results.append(Fact("report", f"{signed}, kept in {kept}"))
                 document["kept"] = kept
             except RekeyError as error:
-                told.append(found("live-failed", "run", seen=error.what, do=error.hint))
-        report = replace(report, families={**report.families, "live": told})
+                live_results.append(found("live-failed", "run", seen=error.what, do=error.hint))
+        report = replace(report, families={**report.families, "live": live_results})
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
     return shell.emit({"strict": strict, **report.as_json(), **document}, report.as_text(), code)

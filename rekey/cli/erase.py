@@ -96,9 +96,9 @@ def erase(
 
 def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
     """Return the error for what was not erased; its hint is that of the first problem."""
-    said, hints = [], []
+    findings, hints = [], []
     if done.changed:
-        said.append(
+        findings.append(
             f"{len(done.changed):,} source rows were written although the source was to be quiet: they"
             f" were not deleted, and nothing else of them was erased: {some(done.changed)}"
         )
@@ -107,20 +107,20 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
             " target, delete them by hand, and run the same command again"
         )
     if done.targets_changed:
-        said.append(
+        findings.append(
             f"target rows of {counted(len(done.targets_changed), 'row')} changed after they were found: they"
             f" were not deleted, nor the mapping rows that lead to them: {some(sorted(done.targets_changed))}"
         )
         hints.append("run the same command again: it looks at them as they are then")
     if done.unreadable:
-        said.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
+        findings.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
         hints.append("`rekey runbook wrapping-key` says what that means")
     if asked.unknown:
-        said.append(f"{declared.script_id} has no such row ({some(asked.unknown)})")
+        findings.append(f"{declared.script_id} has no such row ({some(asked.unknown)})")
         hints.append("check the key character by character")
     kept = "everything as it was; that it was asked for is on record"
     if done.targets_changed:
         kept = "the record, those target rows, and the mapping rows by which they are found again"
     elif done.rows:
         kept = "the record; everything else that was asked for is erased"
-    return Findings("; ".join(said), kept=kept, hint=hints[0])
+    return Findings("; ".join(findings), kept=kept, hint=hints[0])

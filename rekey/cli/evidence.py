@@ -160,7 +160,7 @@ def verify(
         lines.append(f"  about       {about.get('script_id')}, exported {about.get('exported_at')}")
     if verdict.key_id:
         lines += [f"  signed by   {verdict.key_id}", f"  key from    {verdict.key_origin}"]
-    lines += [f"  holds       {one}" for one in verdict.checked]
+    lines += [f"  holds       {check}" for check in verdict.checked]
     lines += [f"  WRONG       {finding.what}" for finding in verdict.findings]
     if recorded:
         lines.append("  recorded    in the audit log of this project")
@@ -211,7 +211,7 @@ def recompute(
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
     config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env, targets)
-    for table in (recorded["source"], *(one["table"] for one in recorded["tables"])):
+    for table in (recorded["source"], *(target["table"] for target in recorded["tables"])):
         config.holding(table)
 
     async def from_tables() -> list[Compared]:
@@ -219,7 +219,7 @@ def recompute(
             return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
 
     comparisons = shell.do(from_tables())
-    code = ExitCode.DONE if all(one.is_equal for one in comparisons) else ExitCode.FINDINGS
+    code = ExitCode.DONE if all(comparison.is_equal for comparison in comparisons) else ExitCode.FINDINGS
     lines = [f"verified on {recorded['finished_at']}; now:"]
     names = {"source": "source", "target": "target", "expected": "what the source gives for"}
     for comparison in comparisons:

@@ -29,7 +29,7 @@ def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """
     known = _begun(shell)
     chosen = [_named(known, name) for name in scripts] or known
-    text = "\n".join(line for one in chosen for line in [*one.told(shell.command), ""])
+    text = "\n".join(line for migration in chosen for line in [*migration.told(shell.command), ""])
     return shell.emit({"migrations": plain(chosen)}, text or "No migration was begun.")
 
 
@@ -44,21 +44,27 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
     """
     if out is not None and not wants_script:
         raise click.UsageError("--out goes with --script")
-    one = _named(_begun(shell), script)
+    migration = _named(_begun(shell), script)
     if not wants_script:
-        return shell.emit(plain(one), "\n".join(one.told(shell.command)))
-    if one.kept is None:
-        raise refusal("no-script-kept", script=one.script_id, day=one.begun_at[:10])
-    document = {"script_id": one.script_id, "begun_at": one.kept.begun_at, "digest": one.kept.digest}
+        return shell.emit(plain(migration), "\n".join(migration.told(shell.command)))
+    if migration.kept is None:
+        raise refusal("no-script-kept", script=migration.script_id, day=migration.begun_at[:10])
+    document = {
+        "script_id": migration.script_id,
+        "begun_at": migration.kept.begun_at,
+        "digest": migration.kept.digest,
+    }
     if out is None:
-        text = decode_source(one.kept.content)
+        text = decode_source(migration.kept.content)
         return shell.emit({**document, "script": text}, text)
     try:
         with out.open("xb") as file:
-            file.write(one.kept.content)
+            file.write(migration.kept.content)
     except OSError as error:
         raise refusal("script-not-written", file=out, reason=type(error).__name__) from None
-    return shell.emit({**document, "out": str(out)}, f"{one.script_id}: written to {out}, as it was begun")
+    return shell.emit(
+        {**document, "out": str(out)}, f"{migration.script_id}: written to {out}, as it was begun"
+    )
 
 
 def _begun(shell: Shell) -> list[Begun]:
@@ -75,10 +81,10 @@ def _begun(shell: Shell) -> list[Begun]:
 
 
 def _named(known: list[Begun], name: str) -> Begun:
-    exact = [one for one in known if one.script_id == name]
-    found = exact or [one for one in known if name and one.script_id.startswith(name)]
-    if len(found) != 1:
-        listed = ", ".join(one.script_id for one in found or known) or "none"
-        what = f"{name!r} fits more than one" if found else f"no migration {name!r} was begun"
+    exact = [migration for migration in known if migration.script_id == name]
+    matches = exact or [migration for migration in known if name and migration.script_id.startswith(name)]
+    if len(matches) != 1:
+        listed = ", ".join(migration.script_id for migration in matches or known) or "none"
+        what = f"{name!r} fits more than one" if matches else f"no migration {name!r} was begun"
         raise click.UsageError(f"{what}; begun were: {listed}")
-    return found[0]
+    return matches[0]

@@ -51,25 +51,25 @@ def init(shell: Shell, folder: Path, example: bool) -> ExitCode:
         shell.do(_fill_example_table(shell, endpoint))
     try:
         migrations.mkdir(parents=True, exist_ok=True)
-        made = {config: _write_new(config, text)}
-        if made[config]:
-            made[key] = _write_new(key, f"{secrets.token_hex(32)}\n", private=True)
+        files = {config: _write_new(config, text)}
+        if files[config]:
+            files[key] = _write_new(key, f"{secrets.token_hex(32)}\n", private=True)
         if example:
-            made |= _write_example(config.parent / EXAMPLE_SECRET, migrations)
+            files |= _write_example(config.parent / EXAMPLE_SECRET, migrations)
         else:
-            made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
-        made[ignore] = _ignore(ignore)
+            files[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
+        files[ignore] = _ignore(ignore)
     except OSError as error:
         raise refusal("folder-not-written", folder=folder, reason=reason_of(error)) from None
     new = f"{shell.command('new NAME')} --source TABLE --target TABLE"
-    lines = [f"{'wrote' if is_new else 'kept '}  {path}" for path, is_new in made.items()]
+    lines = [f"{'wrote' if is_new else 'kept '}  {path}" for path, is_new in files.items()]
     then = f"Next: name your accounts in {config} (it says how), then write a first migration script:"
     if example:
         new = shell.command("plan")
         lines += [f"filled {EXAMPLE_TABLE} with {EXAMPLE_ROWS:,} made-up rows in {endpoint}"]
         then = "Next: see what the migration would do" + ("" if folder == Path() else f", in {folder}") + ":"
     lines += ["", then, f"  {new}"]
-    written = [str(path) for path, is_new in made.items() if is_new]
+    written = [str(path) for path, is_new in files.items() if is_new]
     document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
     return shell.emit(document, "\n".join(lines))
 

@@ -35,7 +35,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     inspection, facts = shell.do(_inspect(shell, table, exact, show_keys))
     advice = advise(facts)
-    document = {**inspection.as_json(), "advice": [one.as_json() for one in advice]}
+    document = {**inspection.as_json(), "advice": [item.as_json() for item in advice]}
     text = inspection_text(inspection)
     if advice:
         text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"

@@ -42,11 +42,11 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
-    matches = [one for _, told in answers for one in told if isinstance(one, Found)]
-    erased = [one for _, told in answers for one in told if isinstance(one, Gone)]
-    unknown = [row_id for met, told in answers if not told for row_id in met.row_ids]
+    matches = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Found)]
+    erased = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Gone)]
+    unknown = [row_id for met, row_answers in answers if not row_answers for row_id in met.row_ids]
     if (matches or erased) and out is not None:
-        lines = [json.dumps(plain(one), ensure_ascii=False) for one in (*matches, *erased)]
+        lines = [json.dumps(plain(answer), ensure_ascii=False) for answer in (*matches, *erased)]
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
@@ -90,22 +90,22 @@ async def _look(
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(query) for query in queries]
         if not declared.migration.is_sealed and not bulk:
-            shown = [one for one in await looking.tell(met[0]) if isinstance(one, Found)]
+            shown = [answer for answer in await looking.tell(met[0]) if isinstance(answer, Found)]
             check_reason(
                 reason, [key for match in shown for key in (match.old, *(new for _, new in match.new))]
             )
         # The record holds no key of a row, and no unkeyed hash of one.
-        known = sum(bool(one.rows) for one in met)
+        known = sum(bool(result.rows) for result in met)
         if bulk:
-            asked = "\n".join(digest for one in met for digest in one.digests)
+            asked = "\n".join(digest for result in met for digest in result.digests)
             digest = hashlib.sha256(asked.encode()).hexdigest()
             details = {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
         else:
             row_ids = list(met[0].row_ids)
             details = {"by": met[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
-        said = _record(shell, project, declared, details)
-        looking.was_erased(said.rows, said.cohorts, said.whole)
-        return [(one, await looking.tell(one)) for one in met]
+        erasures = _record(shell, project, declared, details)
+        looking.was_erased(erasures.rows, erasures.cohorts, erasures.whole)
+        return [(result, await looking.tell(result)) for result in met]
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
@@ -128,12 +128,12 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:
-    returned = [one for one in erased if one.returned]
-    said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
-    said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
+    returned = [row for row in erased if row.returned]
+    findings = [f"row {row.row_id} was erased on {row.on}" for row in erased if not row.returned]
+    findings += [f"row {row.row_id} was erased on {row.on}, and stands there again" for row in returned]
     if unknown:
-        said.append(f"{declared.script_id} has no such row ({some(unknown)})")
-    what = some(said, "; ")
+        findings.append(f"{declared.script_id} has no such row ({some(unknown)})")
+    what = some(findings, "; ")
     if returned:
         return refusal("rows-returned", what=what, script=declared.script_id)
     if not unknown:
@@ -142,10 +142,10 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     return refusal("rows-unknown", what=what, script=declared.script_id, kept=kept)
 
 
-def _told(declared: Declared, found: Found) -> list[str]:
-    keys = [(f"old, {declared.migration.source}", found.old)]
-    keys += [(f"new, {table}", key) for table, key in found.new]
-    lines = [f"row {found.row_id}"]
+def _told(declared: Declared, row: Found) -> list[str]:
+    keys = [(f"old, {declared.migration.source}", row.old)]
+    keys += [(f"new, {table}", key) for table, key in row.new]
+    lines = [f"row {row.row_id}"]
     for label, key in keys:
         lines += [f"  {label}", f"    PartitionKey  {key.partition!r}", f"    RowKey        {key.row!r}"]
     return lines

@@ -223,7 +223,9 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     context = error.ctx if isinstance(error, click.UsageError) else None
     named = options_last(words)[:1]
     path = (
-        context.command_path if context else " ".join(["rekey", *(one for one in named if one in _COMMANDS)])
+        context.command_path
+        if context
+        else " ".join(["rekey", *(word for word in named if word in _COMMANDS)])
     )
     hint = f"`{path} --help` shows how"
     if isinstance(error, click.exceptions.NoSuchCommand):
@@ -243,21 +245,21 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
-    told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    failure: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
     name = next(iter(options_last(words)), "")
-    if name in _READ_ONLY and told.kept.startswith(_CHECKPOINT):
-        told.kept = f"{name} writes nothing."
-    told.hint = shell.typed_here(told.hint)
+    if name in _READ_ONLY and failure.kept.startswith(_CHECKPOINT):
+        failure.kept = f"{name} writes nothing."
+    failure.hint = shell.typed_here(failure.hint)
     if shell.json or "--json" in words:
         shell.json = True
-        shell.emit({**shell.so_far, **told.as_json()}, "")
-    shell.note(f"rekey: {told}", "error", **told.as_json())
-    if shell.debug and isinstance(told, FaultOfRekey):
+        shell.emit({**shell.so_far, **failure.as_json()}, "")
+    shell.note(f"rekey: {failure}", "error", **failure.as_json())
+    if shell.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
-    if shell.debug and isinstance(told, DeclarationError) and told.fault:
+    if shell.debug and isinstance(failure, DeclarationError) and failure.fault:
         # Raised before any row is read, so it holds no key.
-        shell.note(f"the script's own text: {without_variables(told.fault)}", "error")
-    return int(told.exit_code)
+        shell.note(f"the script's own text: {without_variables(failure.fault)}", "error")
+    return int(failure.exit_code)
 
 
 # --- faults ---

@@ -94,7 +94,7 @@ def naming(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_named(*shell: Any, reason: str, **arguments: Any) -> Any:
         named = Named(*(arguments.pop(field) for field in Named._fields))
-        if sum(one is not None for one in named) != 1:
+        if sum(option is not None for option in named) != 1:
             raise click.UsageError("give one of --old PK RK, --new PK RK, --id SAFEID, --bulk FILE")
         check_reason(reason)
         return function(*shell, named=named, reason=reason, **arguments)

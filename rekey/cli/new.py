@@ -71,12 +71,12 @@ def new(
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
         needed = sorted({_resolve(depend, before) for depend in depends})
-        last = max((int(match[1]) for one in before if (match := _NUMBER.match(one))), default=0)
+        last = max((int(match[1]) for script_id in before if (match := _NUMBER.match(script_id))), default=0)
         script_id = f"{last + 1:0{_DIGITS}}_{name}"
         path = folder / f"{script_id}.py"
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            listed = "{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()"
+            listed = "{" + ", ".join(f'"{script_id}"' for script_id in needed) + "}" if needed else "set()"
             names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
             file.write(template.format(depends=listed, **{**names, **parts}))
     except OSError as error:
@@ -107,14 +107,18 @@ _MANY = {
 async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
     async with shell.connect(config) as accounts:
         there = await accounts.tables.table_names()
-    fitting = sorted(one for one in there if fnmatchcase(one.lower(), pattern.lower()))
+    fitting = sorted(table for table in there if fnmatchcase(table.lower(), pattern.lower()))
     if not fitting:
         raise refusal("no-such-tables", pattern=pattern, tables=counted(len(there), "table"))
     return fitting
 
 
 def _resolve(name: str, ids: list[str]) -> str:
-    found = [one for one in ids if one == name] or [one for one in ids if name and one.startswith(name)]
-    if len(found) != 1:
-        raise click.UsageError(f"--depends: {name!r} names {len(found)} scripts; there are: {', '.join(ids)}")
-    return found[0]
+    matches = [script_id for script_id in ids if script_id == name] or [
+        script_id for script_id in ids if name and script_id.startswith(name)
+    ]
+    if len(matches) != 1:
+        raise click.UsageError(
+            f"--depends: {name!r} names {len(matches)} scripts; there are: {', '.join(ids)}"
+        )
+    return matches[0]

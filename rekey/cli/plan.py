@@ -84,20 +84,20 @@ def plan(
         # Only what is on this machine: scripts, configuration, and the state file if any.
         with State.open(project.config.state, read_only=True) as state:
             subjects = [Subject.offline(script, state.migration(script.script_id)) for script in chosen]
-        made = plan_offline(subjects, PlanOptions.of(project.config), shell.clock)
+        result = plan_offline(subjects, PlanOptions.of(project.config), shell.clock)
     else:
-        made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
-    text = plan_text(made, requests=requests)
-    document = made.as_json()
+        result = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
+    text = plan_text(result, requests=requests)
+    document = result.as_json()
     if out is not None:
-        write_plan(made, out)
+        write_plan(result, out)
         document["plan_file"] = str(out)
         text += f"\nThe plan is in {out}; `{shell.command(f'apply --plan {out}')}` holds to it.\n"
     if html is not None:
-        write_output(plan_page(made), html, option="--html")
+        write_output(plan_page(result), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
-    return shell.emit(document, text, made.exit_code)
+    return shell.emit(document, text, result.exit_code)
 
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
@@ -112,11 +112,11 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
     first, second = (design.migration.source for design in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
-    made = shell.do(_make(shell, config, designs, together=True, **how))
-    text = comparison_text(made)
-    document = {**comparison_json(made), "plans": made.as_json(keys=False)["migrations"]}
+    result = shell.do(_make(shell, config, designs, same_source=True, **how))
+    text = comparison_text(result)
+    document = {**comparison_json(result), "plans": result.as_json(keys=False)["migrations"]}
     if html is not None:
-        write_output(comparison_page(made), html, option="--html")
+        write_output(comparison_page(result), html, option="--html")
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     return shell.emit(document, text)
@@ -130,7 +130,7 @@ async def _make(
     exact: bool,
     rate: int | None,
     show_keys: bool = False,
-    together: bool = False,
+    same_source: bool = False,
 ) -> Plan:
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
     options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits)
@@ -140,8 +140,10 @@ async def _make(
                 (open_migration(Prepared.of(config, script), accounts), script.script_id) for script in chosen
             ]
             # With the safe ids of a migration that has begun, so that plan and errors name a row alike.
-            subjects = [await subject_of(one, state.migration(script_id)) for one, script_id in opened]
+            subjects = [
+                await subject_of(migration, state.migration(script_id)) for migration, script_id in opened
+            ]
         clock, progress = shell.clock, shell.progress()
         return await make_plan(
-            subjects, accounts.tables, options, together=together, clock=clock, progress=progress
+            subjects, accounts.tables, options, together=same_source, clock=clock, progress=progress
         )

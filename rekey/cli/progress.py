@@ -62,8 +62,8 @@ class Lines(Progress):
         yield lambda _rows: None
         took_s = round(work.elapsed_s, 1)
         figures |= {"rows": work.rows, "seconds": took_s}
-        said = ("%s ended: %s rows in %.1f s", work.label, f"{work.rows:,}", took_s)
-        _log.info(*said, extra={"event": "pass-done", "figures": figures})
+        message = ("%s ended: %s rows in %.1f s", work.label, f"{work.rows:,}", took_s)
+        _log.info(*message, extra={"event": "pass-done", "figures": figures})
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
         self._note(text, event, **figures)
@@ -90,11 +90,11 @@ class Lines(Progress):
         """Report the services that stopped answering, and those that answer again: after seconds, not when
         all attempts failed."""
         silences, now = {silence.host: silence for silence in self._silences()}, self.clock.ticks()
-        for host, one in silences.items():
-            until = now + round(one.tried_s * TICKS_PER_SECOND)
+        for host, silence in silences.items():
+            until = now + round(silence.tried_s * TICKS_PER_SECOND)
             if host not in self._silent:
                 what = f"{host}, where nothing answers"
-                self._silent[host] = Wait(what, now - round(one.silent_s * TICKS_PER_SECOND), until, self)
+                self._silent[host] = Wait(what, now - round(silence.silent_s * TICKS_PER_SECOND), until, self)
                 self.waits.append(self._silent[host])
             self._silent[host].until = until
         for host in self._silent.keys() - silences.keys():

@@ -65,9 +65,9 @@ class Project:
                 raise click.UsageError(f"{name} makes several migrations: {_listed(scripts)}")
             return scripts[0]
         fitting = [script for script_id, script in self.scripts.items() if script_id.startswith(name)]
-        scripts = [one for one in fitting if not one.is_kept] or fitting
+        scripts = [script for script in fitting if not script.is_kept] or fitting
         wrong = [script_id for script_id in self.broken if name and script_id.startswith(name)]
-        if len(wrong) == 1 and not {one.script_id for one in scripts} - set(wrong):
+        if len(wrong) == 1 and not {script.script_id for script in scripts} - set(wrong):
             self._refuse_broken(wrong[0])
         if not scripts:
             self._refuse_lost(name)
@@ -101,7 +101,7 @@ class Project:
         wanted = {self.choose(name).script_id for name in names}
         return [script for script_id, script in self.scripts.items() if script_id in wanted]
 
-    def choose_group(self, name: str, *given: str | None) -> list[Declared]:
+    def choose_group(self, name: str, *instead: str | None) -> list[Declared]:
         """Return the scripts of a group, in the order in which they are applied.
 
         Raises:
@@ -110,7 +110,7 @@ class Project:
         """
         self._refuse_any_broken()
         scripts = [script for script in self.scripts.values() if script.migration.group == name and name]
-        if any(given):
+        if any(instead):
             raise click.UsageError("give SCRIPT or --group, not both")
         if not scripts:
             groups = sorted({script.migration.group for script in self.scripts.values()} - {""})

@@ -58,9 +58,9 @@ def proxy(
     if number and aside.port:
         aside = Address(aside.host, aside.port + int(number))
 
-    def started(found: Listening) -> None:
-        text = f"serving {found.url} until SIGTERM; health at {found.admin}"
-        shell.note(text, "serving", url=found.url, admin=found.admin)
+    def started(listening: Listening) -> None:
+        text = f"serving {listening.url} until SIGTERM; health at {listening.admin}"
+        shell.note(text, "serving", url=listening.url, admin=listening.admin)
 
     tls = None if certificate is None else certificate.context
     others = [script for script in project.scripts.values() if script not in chosen]

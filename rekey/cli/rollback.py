@@ -78,18 +78,18 @@ def rollback(
         else:
             undone = commands.rollback_group(session, group, to=goal, drop=drop)
         lines, documents = [], []
-        for one in chosen:
-            phases, status = undone.get(one.script_id, []), status_of(session, one)
-            counters = session.taken_back.get((one.script_id, Phase.CUTOVER), {})
-            taken = ", ".join(map(one.migration.shown, phases)) or "nothing: it was there already"
-            lines += wrapped(f"{one.script_id}: taken back: {taken}", rest="  ")
+        for declared in chosen:
+            phases, status = undone.get(declared.script_id, []), status_of(session, declared)
+            counters = session.taken_back.get((declared.script_id, Phase.CUTOVER), {})
+            taken = ", ".join(map(declared.migration.shown, phases)) or "nothing: it was there already"
+            lines += wrapped(f"{declared.script_id}: taken back: {taken}", rest="  ")
             if Phase.CUTOVER in phases:
-                lines += labelled("rows", _rows_back(one, counters))
+                lines += labelled("rows", _rows_back(declared, counters))
             if Phase.PREPARE in phases:
                 became = "dropped, and what was known of the keys" if drop_targets else "kept as before"
-                lines += labelled("targets", f"{', '.join(one.migration.table_names)} {became}")
+                lines += labelled("targets", f"{', '.join(declared.migration.table_names)} {became}")
             lines += verdict_lines(status, shell.command)
-            document = {"script_id": one.script_id, "undone": plain(phases), "counters": dict(counters)}
+            document = {"script_id": declared.script_id, "undone": plain(phases), "counters": dict(counters)}
             documents.append(document | {"status": status.as_json()})
     whole = documents[0] if group is None else {"group": group, "migrations": documents}
     return shell.emit(whole, "\n".join(lines))

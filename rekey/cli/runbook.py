@@ -23,13 +23,16 @@ def runbook(shell: Shell, name: str | None) -> ExitCode:
 
     Without NAME it lists them all, and when each is of use.
     """
-    found = dict(_ROW.findall(_page("README")))
+    runbooks = dict(_ROW.findall(_page("README")))
     if name is None:
         following = f"`{shell.command('runbook NAME')}` shows one"
-        text = report([*table(("runbook", "when"), found.items()), "", following])
-        return shell.emit({"runbooks": [{"name": one, "when": when} for one, when in found.items()]}, text)
-    if name not in found:
-        raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(found)}")
+        text = report([*table(("runbook", "when"), runbooks.items()), "", following])
+        return shell.emit(
+            {"runbooks": [{"name": runbook_name, "when": when} for runbook_name, when in runbooks.items()]},
+            text,
+        )
+    if name not in runbooks:
+        raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(runbooks)}")
     return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_told, _page(name)))
 
 

@@ -49,8 +49,8 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
 def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: str) -> Iterator[None]:
     """Serve from a thread with connections of its own while the context lasts: neither command waits for the
     other. Raises ConfigurationError, SecretMissing."""
-    made = partial(_serving, shell, project, chosen, address)
-    with closing(LoopThread()) as thread, thread.holding(made) as url:
+    serving = partial(_serving, shell, project, chosen, address)
+    with closing(LoopThread()) as thread, thread.holding(serving) as url:
         shell.note(f"serving {url} meanwhile", "serving", url=url)
         yield
 
@@ -60,9 +60,11 @@ async def _serving(
     shell: Shell, project: Project, chosen: Sequence[Declared], address: str
 ) -> AsyncIterator[str]:
     """Serve some migrations while the context lasts; yield the URL. Raises as `served`."""
-    where, said = Address.of(address), project.config.serve
-    token = read_local("the token of `rekey serve`", "[serve.token]", said.token) if said.token else None
-    access = Access(token, said.certificate, said.key)
+    where, settings = Address.of(address), project.config.serve
+    token = (
+        read_local("the token of `rekey serve`", "[serve.token]", settings.token) if settings.token else None
+    )
+    access = Access(token, settings.certificate, settings.key)
 
     async def document() -> Document:
         return (await look_at_all(project, chosen, accounts, shell.clock)).document

@@ -211,7 +211,7 @@ class Shell:
     def typed_here(self, text: str) -> str:
         """Return a text with its quoted command lines as `command` makes them. `init` makes a project,
         whichever `--config` names."""
-        return re.sub("`rekey (?!init)([^`]+)`", lambda found: f"`{self.command(found[1])}`", text)
+        return re.sub("`rekey (?!init)([^`]+)`", lambda match: f"`{self.command(match[1])}`", text)
 
 
 class Edge:
@@ -229,7 +229,7 @@ class Edge:
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
         # After escaping. `NO_COLOR`: https://no-color.org
         if self._coloured:
-            shown = _COLOURED.sub(lambda found: found[1] + click.style(found[2], _COLOURS[found[2]]), shown)
+            shown = _COLOURED.sub(lambda match: match[1] + click.style(match[2], _COLOURS[match[2]]), shown)
         try:
             self._stream.write(shown)
         except BrokenPipeError:
@@ -379,11 +379,11 @@ class PhaseChoice(click.Choice[str]):
 
     def __init__(self, phases: Iterable[str]) -> None:
         names = [[str(phase), FOLLOWING] if phase == Phase.DUAL_WRITE else [str(phase)] for phase in phases]
-        super().__init__([name for one in names for name in one])
+        super().__init__([name for aliases in names for name in aliases])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        found = super().convert(value, param, ctx)
-        return str(Phase.DUAL_WRITE) if found == FOLLOWING else found
+        phase = super().convert(value, param, ctx)
+        return str(Phase.DUAL_WRITE) if phase == FOLLOWING else phase
 
 
 SCRIPT = click.argument("script", required=False)

@@ -60,8 +60,8 @@ def status(
     lines = [line for group in seen.groups for line in [*group.told(shell.command), ""]]
     lines += [
         line
-        for one in sorted(seen.statuses, key=lambda one: one.verdict.safe)
-        for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
+        for status in sorted(seen.statuses, key=lambda status: status.verdict.safe)
+        for line in [*told(status, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
     ]
     for script_id, error in () if scripts or group else project.broken.items():
         if script_id not in project.scripts:
@@ -90,11 +90,11 @@ async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> 
         while True:
             now = shell.clock
             seen = await look_at_all(project, chosen, accounts, now)
-            lines = [line(one) for one in seen.statuses]
+            lines = [line(status) for status in seen.statuses]
             if lines != printed or now.rising() - at >= _AT_LEAST_S:
                 printed, at = lines, now.rising()
                 time = moment(format_ticks(now.ticks()))
-                shell.emit_line(seen.document, "\n".join(f"{time}  {one}" for one in lines))
+                shell.emit_line(seen.document, "\n".join(f"{time}  {text}" for text in lines))
             await now.sleep(_WATCH_S)
 
 
@@ -114,7 +114,7 @@ class Seen:
     @property
     def code(self) -> ExitCode:
         """How a command that shows this ends."""
-        unreachable = any(one.facts.unreachable for one in self.statuses)
+        unreachable = any(status.facts.unreachable for status in self.statuses)
         return ExitCode.SERVICE if unreachable else ExitCode.DONE
 
     @property
@@ -129,6 +129,6 @@ async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Ac
     with State.open(project.config.state, read_only=True) as state:
         config, scripts = project.config, project.scripts
         statuses = [await look(config, scripts, script, state, accounts, clock) for script in chosen]
-    said = steering.read(project.config.state) or steering.Steering()
+    setting = steering.read(project.config.state) or steering.Steering()
     groups = groups_of(statuses, project.scripts.values())
-    return Seen(statuses, said, [record.script_id for record in project.lost], clock.ticks(), groups)
+    return Seen(statuses, setting, [record.script_id for record in project.lost], clock.ticks(), groups)

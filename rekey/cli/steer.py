@@ -23,13 +23,13 @@ def pause(shell: Shell) -> ExitCode:
 
     Requests in flight are finished. Nothing new is sent until `rekey resume`, by this run or the next.
     """
-    return _say(shell, lambda said: replace(said, paused=True))
+    return _say(shell, lambda setting: replace(setting, paused=True))
 
 
 @command("resume", example="rekey resume")
 def resume(shell: Shell) -> ExitCode:
     """Continue copying after `rekey pause`."""
-    return _say(shell, lambda said: replace(said, paused=False), "Resumed; ")
+    return _say(shell, lambda setting: replace(setting, paused=False), "Resumed; ")
 
 
 @command("throttle", example="rekey throttle 5000\nrekey throttle --partition 500\nrekey throttle --off")
@@ -46,13 +46,13 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
     if off and (rate is not None or partition is not None):
         raise click.UsageError("--off stands alone")
 
-    def change(said: Steering) -> Steering:
+    def change(setting: Steering) -> Steering:
         if off:
-            return replace(said, entities_per_second=None, partition_entities_per_second=None)
+            return replace(setting, entities_per_second=None, partition_entities_per_second=None)
         return replace(
-            said,
-            entities_per_second=rate or said.entities_per_second,
-            partition_entities_per_second=partition or said.partition_entities_per_second,
+            setting,
+            entities_per_second=rate or setting.entities_per_second,
+            partition_entities_per_second=partition or setting.partition_entities_per_second,
         )
 
     return _say(shell, change, only_show=not off and rate is None and partition is None)
@@ -73,21 +73,21 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
         raise refusal("nobody-follows")
     if script is not None and not runner.script_id.startswith(script):
         raise click.UsageError(f"{script} is not followed, {runner.script_id} is")
-    said = steering.proceed(config.state, runner.script_id, writers_stopped=writers_stopped)
+    request = steering.proceed(config.state, runner.script_id, writers_stopped=writers_stopped)
     then = "it was told to cut over if its gate is open; `rekey status` says what came of it"
     if steering.is_paused(config.state):
         then = "it cuts over after `rekey resume`: it is paused"
-    return shell.emit({"proceed": asdict(said)}, f"{runner.script_id}: {then}")
+    return shell.emit({"proceed": asdict(request)}, f"{runner.script_id}: {then}")
 
 
 def _say(
     shell: Shell, change: Callable[[Steering], Steering], done: str = "", *, only_show: bool = False
 ) -> ExitCode:
     config = load_config(shell.config_path)
-    said = steering.read(config.state)
-    if said is None and only_show:
+    setting = steering.read(config.state)
+    if setting is None and only_show:
         raise refusal("not-understood", file=steering.path_of(config.state))
     if not only_show:
-        said = steering.say(config.state, change(said or steering.Steering()))
-    shown = said or steering.Steering()
+        setting = steering.say(config.state, change(setting or steering.Steering()))
+    shown = setting or steering.Steering()
     return shell.emit({"steering": asdict(shown)}, done + shown.told())

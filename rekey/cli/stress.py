@@ -146,8 +146,8 @@ async def _stress(
             async with LoadProcesses(mix.processes, config.tables, name) as started:
                 yield started
             return
-        given = shell.surroundings.connect  # a test's own tables, where it has some
-        loaded = open_loaded(config.tables) if given is None else shell.connect(config).tables
+        connect = shell.surroundings.connect  # a test's own tables, where it has some
+        loaded = open_loaded(config.tables) if connect is None else shell.connect(config).tables
         try:
             yield InProcess(loaded.table(name), shell.clock)
         finally:

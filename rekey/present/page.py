@@ -37,7 +37,7 @@ def shown(value: Any) -> Any:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("rekey.present"),
         autoescape=True,
         finalize=shown,
@@ -47,7 +47,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals["policy"] = POLICY
-    made.filters |= {"number": "{:,}".format, "counted": counted, "duration": duration, "size": size}
-    made.filters["moment"] = moment
-    return made
+    environment.globals["policy"] = POLICY
+    environment.filters |= {"number": "{:,}".format, "counted": counted, "duration": duration, "size": size}
+    environment.filters["moment"] = moment
+    return environment

@@ -117,7 +117,7 @@ class _Canvas:
             if column * width <= len(times) * width - room + 16:
                 self.text(left + column * width, base, times[column])
 
-    def drawn(self, title: str, told: Iterable[str], height: float) -> str:
+    def drawn(self, title: str, details: Iterable[str], height: float) -> str:
         return markup(
             "plot.svg",
             kind="wide" if self._width == _WIDTH else "narrow",
@@ -125,7 +125,7 @@ class _Canvas:
             height=int(height),
             shapes=self._shapes,
             title=title,
-            told="; ".join(told),
+            details="; ".join(details),
         ).rstrip()
 
 
@@ -135,7 +135,7 @@ def timeline(spans: Sequence[Span], title: str) -> str:
         return ""
     first = min(span.begin for span in spans)
     whole = max((max(span.end for span in spans) - first).total_seconds(), 1e-3)
-    plot, told = _Canvas(), []
+    plot, details = _Canvas(), []
     bottom = _TOP + len(spans) * _ROW
     for tick in range(_TICKS + 1):
         at = _LABEL + _ACROSS * tick / _TICKS
@@ -147,8 +147,8 @@ def timeline(spans: Sequence[Span], title: str) -> str:
         plot.label(span.name, top)
         colour = WARN if not span.done else LIGHT if span.back else DARK
         plot.bar(left, top, max(took * _ACROSS / whole, _LEAST), colour, duration(took))
-        told.append(f"{span.name}: {duration(took)}" + ("" if span.done else ", not finished"))
-    return plot.drawn(title, told, bottom + _AXIS)
+        details.append(f"{span.name}: {duration(took)}" + ("" if span.done else ", not finished"))
+    return plot.drawn(title, details, bottom + _AXIS)
 
 
 def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
@@ -156,17 +156,17 @@ def pairs(amounts: Sequence[Pair], title: str, names: tuple[str, str]) -> str:
     if not amounts:
         return ""
     most = max(1, *(max(amount.first, amount.second) for amount in amounts))
-    plot, told, top = _Canvas(), [], _TOP
+    plot, details, top = _Canvas(), [], _TOP
     for pair in amounts:
         plot.label(pair.name, top + 8)
         for value, colour, name in zip((pair.first, pair.second), (DARK, LIGHT), names, strict=True):
             width = max(value * _ACROSS / most, _LEAST if value else 0)
             plot.bar(_LABEL, top, width, colour, f"{value:,}")
-            told.append(f"{pair.name}, {name}: {value:,}")
+            details.append(f"{pair.name}, {name}: {value:,}")
             top += _BAR + 2
         top += 10
     plot.legend(zip(names, (DARK, LIGHT), strict=True), _LABEL, top)
-    return plot.drawn(title, told, top + _AXIS)
+    return plot.drawn(title, details, top + _AXIS)
 
 
 def columns(
@@ -196,11 +196,11 @@ def columns(
     every = max(1, math.ceil((max(map(len, labels)) * _CHARACTER + 10) / slot))
     for number, label in enumerate(labels):
         middle = left + (number + 0.5) * slot
-        for place, one in enumerate(series):
-            value = one.values[number]
+        for place, curve in enumerate(series):
+            value = curve.values[number]
             height = max(value * scale, _LEAST if value else 0.0)
             x = middle + (place - len(series) / 2) * bar
-            plot.rect(x + 0.5, bottom - height, bar - 1, height, one.colour, rx=2)
+            plot.rect(x + 0.5, bottom - height, bar - 1, height, curve.colour, rx=2)
             if values and value:
                 plot.text(x + bar / 2, bottom - height - 5, _short(value), "middle", kind="")
         if number % every == 0:
@@ -208,11 +208,11 @@ def columns(
     plot.text((left + right) / 2, bottom + 34, across, "middle")
     if len(series) > 1:
         plot.legend([(curve.name, curve.colour) for curve in series], left, bottom + 50)
-    told = []
-    for one in series:
-        some = [f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value]
-        told.append(f"{one.name}: {', '.join(some)}")
-    return plot.drawn(title, told, bottom + (64 if len(series) > 1 else 42))
+    details = []
+    for curve in series:
+        labelled = [f"{label}: {value:,}" for label, value in zip(labels, curve.values, strict=True) if value]
+        details.append(f"{curve.name}: {', '.join(labelled)}")
+    return plot.drawn(title, details, bottom + (64 if len(series) > 1 else 42))
 
 
 def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -> str:
@@ -225,7 +225,7 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
     across = _WIDTH - 10 - left
     width = across / len(times)
     most = max([1, *(max(lane.values, default=0) for lane in lanes if not lane.sums)])
-    told = [f"{len(times)} times from {times[0]} to {times[-1]}"]
+    details = [f"{len(times)} times from {times[0]} to {times[-1]}"]
     for row, lane in enumerate(lanes):
         y = top + row * step
         plot.text(left - 8, y + step / 2 + 3, lane.name, "end")
@@ -238,10 +238,10 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
                 plot.rect(x, y, cell, step - 3, colour, fill_opacity=f"{strength:.2f}")
         largest = max(lane.values, default=0)
         at = times[lane.values.index(largest)]
-        told.append(f"{lane.name}: {sum(lane.values):,} rows, most of them {largest:,} at {at}")
+        details.append(f"{lane.name}: {sum(lane.values):,} rows, most of them {largest:,} at {at}")
     bottom = top + len(lanes) * step
     plot.times(times, left, width, bottom + 14)
-    return plot.drawn(title, told, bottom + 24)
+    return plot.drawn(title, details, bottom + 24)
 
 
 def lines(series: Sequence[Series], times: Sequence[str], title: str) -> str:
@@ -254,13 +254,13 @@ def lines(series: Sequence[Series], times: Sequence[str], title: str) -> str:
     for tick in (0, 25, 50, 75, 100):
         plot.line(left, bottom - tick * scale, right, bottom - tick * scale)
         plot.text(left - 8, bottom - tick * scale + 4, f"{tick} %", "end")
-    for one in series:
-        corners = [(at + side, value) for at, value in enumerate(one.values) for side in (0, 1)]
-        plot.steps(((left + at * width, bottom - value * scale) for at, value in corners), one.colour)
+    for curve in series:
+        corners = [(at + side, value) for at, value in enumerate(curve.values) for side in (0, 1)]
+        plot.steps(((left + at * width, bottom - value * scale) for at, value in corners), curve.colour)
     plot.times(times, left, width, bottom + 16)
     plot.legend([(curve.name, curve.colour) for curve in series], left, bottom + 32)
-    told = (f"{curve.name}: between {min(curve.values):,} and {max(curve.values):,} %" for curve in series)
-    return plot.drawn(title, told, bottom + 46)
+    details = (f"{curve.name}: between {min(curve.values):,} and {max(curve.values):,} %" for curve in series)
+    return plot.drawn(title, details, bottom + 46)
 
 
 def _round_ticks(most: float) -> list[int]:

@@ -275,8 +275,8 @@ class Config:
     @property
     def accounts(self) -> dict[str, Account]:
         """The accounts, by the section that names each."""
-        elsewhere = {} if self.targets is None else {"targets": self.targets}
-        return {"tables": self.tables, **elsewhere, "restricted": self.restricted}
+        target_account = {} if self.targets is None else {"targets": self.targets}
+        return {"tables": self.tables, **target_account, "restricted": self.restricted}
 
     def holding(self, table: str) -> tuple[str, Account]:
         """Return the section and account of a table. Raises ConfigurationError when there is none."""
@@ -302,7 +302,7 @@ class Config:
             sources.append(("the evidence key", key_file))
         if self.sealing.key is not None:
             sources.append(("the wrapping key", self.sealing.key))
-        found = []
+        problems = []
         for what, source in sources:
             if os.name != "posix" or source.kind is not SecretKind.FILE:
                 continue
@@ -312,19 +312,19 @@ class Config:
                 continue  # reading it will report that, with the cure
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 problem = f"the file of {what} is open to other users (mode {mode:04o})"
-                found.append(f"{problem}; `chmod 600 {source.where}` closes it")
-        found += [
+                problems.append(f"{problem}; `chmod 600 {source.where}` closes it")
+        problems += [
             f"[restricted] is the same account as [{section}]: who may read the migrated tables"
             " may also read the old keys"
             for section, account in self.accounts.items()
             if account is not self.restricted and account.is_https and self.restricted.is_same_as(account)
         ]
-        found += [
+        problems += [
             f"[{section}] endpoint is https on this machine: an Azurite without a certificate is http"
             for section, account in self.accounts.items()
             if account.is_https and urlsplit(account.endpoint).hostname in _LOOPBACK
         ]
-        return found
+        return problems
 
 
 def default_config() -> str:
@@ -343,7 +343,7 @@ def load_config(path: Path) -> Config:
     """
     path = Path(path).absolute()
     document = read_toml(path, absent="`rekey init` writes one; or name another with --config")
-    document.allow(*(one.name for one in fields(Config) if one.name != "path"))
+    document.allow(*(key.name for key in fields(Config) if key.name != "path"))
     config = Config(
         path=path,
         tables=(tables := _account(document.section("tables", required=True))),
@@ -379,8 +379,8 @@ def reading(
     def account(endpoint: str, key_env: str | None) -> Account:
         return _account(Section(Path("the command line"), "", {"endpoint": endpoint, "key_env": key_env}))
 
-    tables, (elsewhere, elsewhere_key) = account(endpoint, key_env), targets
-    other = None if elsewhere is None else account(elsewhere, elsewhere_key)
+    tables, (target_endpoint, target_key_env) = account(endpoint, key_env), targets
+    other = None if target_endpoint is None else account(target_endpoint, target_key_env)
     return Config(Path(), tables, tables, state=Path(), migrations=Path(), targets=other)
 
 
@@ -439,11 +439,11 @@ def read_toml(path: Path, *, absent: str) -> Section:
     except tomllib.TOMLDecodeError as error:
         # The parser's text may quote the file: take only the position from it.
         position = re.search(r"\(at [^)]*\)", str(error))
-        said = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
+        text = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
         hint = "fix that line; strings stand in double quotes"
         if re.match("Cannot (declare|overwrite|mutate)", str(error)):
-            said, hint = f"{said}: the same section or key stands there twice", "keep one of the two"
-        raise ConfigurationError(said, hint=hint) from None
+            text, hint = f"{text}: the same section or key stands there twice", "keep one of the two"
+        raise ConfigurationError(text, hint=hint) from None
 
 
 def _account(section: Section) -> Account:
@@ -471,9 +471,9 @@ def _targets(section: Section, tables: Account) -> Account | None:
     return account
 
 
-def is_same_account(one: str, other: str) -> bool:
+def is_same_account(endpoint: str, other: str) -> bool:
     """Tell whether two endpoints are of the same account, in whatever spelling."""
-    return _place(one) == _place(other)
+    return _place(endpoint) == _place(other)
 
 
 def _place(endpoint: str) -> tuple[str, str]:
@@ -597,12 +597,21 @@ def _hooks(section: Section) -> Hooks:
 
 
 def _proxy(section: Section) -> Proxy:
-    access, given = _serve(section.section("access"), ProxyAccess), section.section("views")
-    own = {name: given.section(name) for name, value in given.content.items() if isinstance(value, dict)}
+    access, views_section = _serve(section.section("access"), ProxyAccess), section.section("views")
+    own = {
+        name: views_section.section(name)
+        for name, value in views_section.content.items()
+        if isinstance(value, dict)
+    }
     for name in own:
         if name not in access.keys:
-            given.fail(name, "is no key of [proxy.access.keys]", "write [proxy.views.NAME] for the key NAME")
-    views, own_views = _aliases(given.without(*own)), {name: _aliases(one) for name, one in own.items()}
+            views_section.fail(
+                name, "is no key of [proxy.access.keys]", "write [proxy.views.NAME] for the key NAME"
+            )
+    views, own_views = (
+        _aliases(views_section.without(*own)),
+        {name: _aliases(names) for name, names in own.items()},
+    )
     limits = section.without("views", "access").read(ProxyLimits)
     if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
         section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')

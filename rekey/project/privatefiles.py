@@ -17,8 +17,8 @@ def write_private(path: Path, content: bytes) -> None:
         OSError: it cannot be written.
     """
     # The mode is set on creation, so that no other user can open the file in between.
-    made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-    with os.fdopen(made, "wb") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
 
 
@@ -35,10 +35,10 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
     """
     # In the same folder, so that it can be renamed; with a random name, so that no link can be put there
     # before.
-    made, name = mkstemp(prefix=".rekey-", dir=path.parent)
+    descriptor, name = mkstemp(prefix=".rekey-", dir=path.parent)
     fresh = Path(name)
     try:
-        with os.fdopen(made, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             if durable:

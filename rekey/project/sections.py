@@ -52,7 +52,7 @@ def _line_of(text: str, names: list[str]) -> int:
     table: list[str] = []
     line = deepest = 0
     # Lines of a multi-line text may look like keys.
-    text = _TEXTS.sub(lambda found: "\n" * found[0].count("\n"), text)
+    text = _TEXTS.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, content in enumerate(text.split("\n"), 1):
         if (match := _HEADER.match(content)) is not None:
             path = table = _names_in(match[1])
@@ -131,8 +131,8 @@ class Section:
         known = _READERS | (more or {})
         readers = {name.removesuffix("_s"): (name, known[kind]) for name, kind in _fields_of(value).items()}
         self.allow(*readers)
-        found = {name: reader(self, key) for key, (name, reader) in readers.items() if key in self.content}
-        return value(**found)
+        values = {name: reader(self, key) for key, (name, reader) in readers.items() if key in self.content}
+        return value(**values)
 
     def text(self, key: str) -> str | None:
         """Read a text that is not blank; None when absent."""
@@ -175,7 +175,7 @@ class Section:
         value = self.content[key]
         if not isinstance(value, list) or not value or not value[0]:
             value = [None]
-        if any(not isinstance(one, str) or "\0" in one for one in value):
+        if any(not isinstance(word, str) or "\0" in word for word in value):
             cure = f'write {key} = ["program", "argument"]; no shell reads it'
             self.fail(key, "is not a program with its arguments, as a list of texts", cure)
         return tuple(value)
@@ -193,17 +193,17 @@ class Section:
     def size(self, key: str) -> int:
         """Read `"64MiB"` as bytes, at least 1."""
         examples = '"512KiB", "64MiB" or "1GiB"'
-        found = self._with_unit(key, _SIZE, _BYTES, examples)
-        if found == 0:
+        size = self._with_unit(key, _SIZE, _BYTES, examples)
+        if size == 0:
             self.fail(key, "is nothing", f"write for example {examples}")
-        return found
+        return size
 
     def _with_unit(self, key: str, form: re.Pattern[str], units: Mapping[str, int], examples: str) -> int:
         value = self.content[key]
-        found = _amount(value, form, units) if isinstance(value, str) else None
-        if found is None:
+        amount = _amount(value, form, units) if isinstance(value, str) else None
+        if amount is None:
             self.fail(key, "is not an amount with its unit", f"write for example {examples}")
-        return found
+        return amount
 
 
 # Reads the value of a key.

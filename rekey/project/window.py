@@ -58,12 +58,12 @@ class Window:
         return round(datetime.combine(day, at, self.zone).timestamp()) * TICKS_PER_SECOND
 
 
-def _days(said: str | None) -> frozenset[int]:
-    if said is None:
+def _days(text: str | None) -> frozenset[int]:
+    if text is None:
         return frozenset(range(7))
-    found: set[int] = set()
-    for part in said.split(","):
+    days: set[int] = set()
+    for part in text.split(","):
         ends = part.partition("-")[0], part.rpartition("-")[2]
         first, last = (DAYS.index(name.capitalize()) for name in ends)
-        found |= {(first + number) % 7 for number in range((last - first) % 7 + 1)}
-    return frozenset(found)
+        days |= {(first + number) % 7 for number in range((last - first) % 7 + 1)}
+    return frozenset(days)

@@ -100,14 +100,14 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
     """Return a text that names clients with the state of each. It holds no key."""
     listed = []
     for row in rows[:_NAMED]:
-        said = [f"acknowledged epoch {row.epoch}"]
+        traits = [f"acknowledged epoch {row.epoch}"]
         if row.refuses:
-            said.append(f"refuses with `{row.refuses}`")
+            traits.append(f"refuses with `{row.refuses}`")
         if now >= silent_at(row):
-            said.append("silent")
+            traits.append("silent")
         if row.in_flight:
-            said.append(f"{row.in_flight} operations in flight")
-        listed.append(f"{row.name} ({row.view} view, host {row.host}, pid {row.pid}; {', '.join(said)})")
+            traits.append(f"{row.in_flight} operations in flight")
+        listed.append(f"{row.name} ({row.view} view, host {row.host}, pid {row.pid}; {', '.join(traits)})")
     if len(rows) > _NAMED:
         listed.append(f"and {len(rows) - _NAMED} more")
     return "; ".join(listed)

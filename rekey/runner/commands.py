@@ -150,11 +150,11 @@ def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
     # In the order of ids: two runners that want the same group cannot wait for each other's leases.
     opened = {script_id: begin(script_id) for script_id in sorted(script_ids)}
     runs = [opened[script_id] for script_id in script_ids]
-    held = [run.still_alone for run in runs]
+    lease_checks = [run.still_alone for run in runs]
 
     # Losing the lease of one member stops the work on all.
     def all_held() -> None:
-        for check in held:
+        for check in lease_checks:
             check()
 
     if len(runs) > 1:
@@ -165,13 +165,13 @@ def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
 
 def members_of(session: Session, group: str) -> list[str]:
     """Return the ids of a group's scripts, in the order in which they are applied."""
-    return [one for one, declared in session.scripts.items() if declared.migration.group == group]
+    return [script_id for script_id, declared in session.scripts.items() if declared.migration.group == group]
 
 
 def _require_alone(session: Session, script_id: str, instead: str) -> None:
     declared = session.scripts[script_id]
     if declared.migration.group:
-        others = [one for one in members_of(session, declared.migration.group) if one != script_id]
+        others = [member for member in members_of(session, declared.migration.group) if member != script_id]
         listed = ", ".join(others) or "whatever joins it"
         raise refusal("of-a-group", declared=declared, others=listed, instead=instead)
 
@@ -469,8 +469,8 @@ def _rollback(
         targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
         named = runs[0].declared.named if whole else script_ids[0]
         raise refusal("targets-undecided", script=named, targets=targets)
-    for one in script_ids:
-        session.ledger.require_way_back(one, downto)
+    for script_id in script_ids:
+        session.ledger.require_way_back(script_id, downto)
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:

@@ -63,11 +63,11 @@ class Follower:
             text += f"; or by itself in the window from {opens} to {closes}"
         run.progress.note(text, "following", script_id=run.script_id, since=self.since)
         if kept and self._heard is not None and self._heard.script_id == run.script_id:
-            said = f"`rekey proceed` of {moment(self._heard.said_at)} counts no more: say it again"
-            run.progress.note(f"{run.script_id}: {said}", "warning")
+            text = f"`rekey proceed` of {moment(self._heard.said_at)} counts no more: say it again"
+            run.progress.note(f"{run.script_id}: {text}", "warning")
         if window is not None and run.is_delta and not run.options.writers_stopped:
-            said = "its window will refuse: only --writers-stopped confirms that nothing writes then"
-            run.progress.note(f"{run.script_id}: {said}", "warning")
+            text = "its window will refuse: only --writers-stopped confirms that nothing writes then"
+            run.progress.note(f"{run.script_id}: {text}", "warning")
 
     def _keep(self) -> None:
         kept = json.dumps({"since": self.since, "refused": self._refusal})
@@ -91,10 +91,10 @@ class Follower:
         await unfrozen(run)
         ours = replace(run, stop=StopFlag(), pool=None, share=run.config.follow.share)
         # Only one thing at a time is shown: not the pass next to a comparison.
-        quiet = replace(ours, progress=Progress(run.clock))
+        unshown = replace(ours, progress=Progress(run.clock))
         with while_allowed(run.still_alone):
             comparing = _compare(ours, over, at_once=self._failed)
-            tasks = [asyncio.ensure_future(one) for one in (_bring(quiet, over), comparing)]
+            tasks = [asyncio.ensure_future(work) for work in (_bring(unshown, over), comparing)]
         self._failed = False
         try:
             while (call := await self._called()) is None and not any(task.done() for task in tasks):
@@ -118,16 +118,16 @@ class Follower:
         """Return what calls for the cutover now: a new `proceed`, or a window whose gate is open or refuses
         for new reasons."""
         run, now = self._run, self._run.clock.rising()
-        said = steering.read(run.config.state)
-        if said is None or said.paused:
+        setting = steering.read(run.config.state)
+        if setting is None or setting.paused:
             return None  # nothing is sent before `rekey resume`
-        if said.proceed != self._heard:
-            self._heard = said.proceed
-            if said.proceed is not None and said.proceed.script_id == run.script_id:
-                run.state.audit("proceed", run.script_id, asdict(said.proceed))
-                text = f"{run.script_id}: `rekey proceed` of {moment(said.proceed.said_at)} was heard"
+        if setting.proceed != self._heard:
+            self._heard = setting.proceed
+            if setting.proceed is not None and setting.proceed.script_id == run.script_id:
+                run.state.audit("proceed", run.script_id, asdict(setting.proceed))
+                text = f"{run.script_id}: `rekey proceed` of {moment(setting.proceed.said_at)} was heard"
                 run.progress.note(text, "proceed-heard", script_id=run.script_id)
-                return Call(said.proceed)
+                return Call(setting.proceed)
         window, ticks = run.config.follow.window, run.clock.ticks()
         if window is None:
             return None
@@ -146,10 +146,10 @@ class Follower:
 
     def options(self, call: Call) -> Options:
         """Return the options that the gate is asked with."""
-        given = self._run.options
+        options = self._run.options
         if call.said is None:
-            return replace(given, freeze_by=call.closes)
-        return replace(given, writers_stopped=call.said.writers_stopped)
+            return replace(options, freeze_by=call.closes)
+        return replace(options, writers_stopped=call.said.writers_stopped)
 
     def outlasts(self, call: Call) -> list[str]:
         """Return, as a list, the reason that the expected downtime outlasts the window; then it is not tried

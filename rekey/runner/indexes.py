@@ -43,13 +43,13 @@ class IndexContext(ReconcileContext):
 
 
 def index_context(
-    given: ReconcileContext,
+    base: ReconcileContext,
     keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]],
 ) -> IndexContext:
     """Return the context in which index rows are compared with main rows: tables, rates and stop conditions
-    of `given`. `keep_removed`: as of that one; the source key of a removed row is not known."""
-    mapper, (main, *indexes) = MainRows(given.mapper), given.targets
-    mender = _Mender(mapper, [main, *indexes], given.ids)
+    of `base`. `keep_removed`: as of that one; the source key of a removed row is not known."""
+    mapper, (main, *indexes) = MainRows(base.mapper), base.targets
+    mender = _Mender(mapper, [main, *indexes], base.ids)
 
     async def itself(main_key: EntityKey) -> EntityKey:
         return main_key
@@ -57,7 +57,7 @@ def index_context(
     async def keep(table: int, row: Row, _main_key: EntityKey | None) -> None:
         await keep_removed(table, row, None)
 
-    names = {name: getattr(given, name) for name in _TAKEN}
+    names = {name: getattr(base, name) for name in _TAKEN}
     return IndexContext(
         source=TableWrapper(main),
         targets=[main, *indexes],
@@ -98,24 +98,24 @@ class _Mender:
         """
         for _ in range(MAX_ROUNDS):
             expected = self._expected(await self.tables[0].get(main_key))
-            found: Rows = {}
+            index_rows: Rows = {}
             for place in expected:
                 row = await self.tables[place.table].get(place.key)
                 if row is not None:
-                    found[place] = row
+                    index_rows[place] = row
             # Index rows were read before the main row, and the main row is read again after the writes: every
             # write is conditional on a state that the main row still describes.
             before = await self.tables[0].get(main_key)
             if self._expected(before).keys() != expected.keys():
                 continue
             expected = self._expected(before)
-            for place, row in found.items():
+            for place, row in index_rows.items():
                 other = pointer_of(row)
                 if other != main_key and place in self._expected(await self.tables[0].get(other)):
                     name = self.tables[0].name
                     first, second = self.ids.short(name, other), self.ids.short(name, main_key)
                     raise Collision(self.tables[place.table].name, first, second)
-            if await self._write(expected, found) and version_of(before) == version_of(
+            if await self._write(expected, index_rows) and version_of(before) == version_of(
                 await self.tables[0].get(main_key)
             ):
                 return
@@ -124,9 +124,12 @@ class _Mender:
     def _expected(self, row: Row | None) -> Rows:
         if row is None:
             return {}
-        return {TargetKey(number, *key_of(made)): made for number, made in self.mapper.index_rows(row)}
+        return {
+            TargetKey(number, *key_of(index_row)): index_row
+            for number, index_row in self.mapper.index_rows(row)
+        }
 
-    async def _write(self, expected: Rows, found: Rows) -> bool:
+    async def _write(self, expected: Rows, actual: Rows) -> bool:
         done = True
 
         async def write(place: TargetKey, operation: Operation) -> None:
@@ -136,6 +139,6 @@ class _Mender:
             except (ConditionFailed, RowExists, RowMissing):
                 done = False
 
-        writes = difference(expected, found, {})
-        await for_each(writes, lambda one: write(*one), limit=4)
+        writes = difference(expected, actual, {})
+        await for_each(writes, lambda change: write(*change), limit=4)
         return done

@@ -34,15 +34,15 @@ _PAUSE_S = 1.0
 
 async def rows_up_to(table: Table, most: int) -> int | None:
     """Return how many rows a table holds, counted up to `most`; None: no such table."""
-    found = 0
+    rows = 0
     try:
         async for page in whole(table).scan(select=_KEYS, page_rows=most, ahead=False):
-            found += len(page.rows)
-            if found >= most:
+            rows += len(page.rows)
+            if rows >= most:
                 return most
     except (TableMissing, TableBeingDeleted):
         return None
-    return found
+    return rows
 
 
 async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
@@ -51,7 +51,7 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     source, target = run.source.name, run.targets[0].name
     names = dict.fromkeys((authority.name, *run.declared.migration.table_names))
     rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
-    if gone := [name for name, found in rows.items() if found is None]:
+    if gone := [name for name, number in rows.items() if number is None]:
         return [f"the table {name} does not exist" for name in gone]
     if rows[target] or await rows_up_to(run.source, MANY) != MANY:
         return []
@@ -78,16 +78,16 @@ async def require_droppable(run: Run) -> None:
     if not await tables_with_rows(run):
         return  # nothing would be lost
     await require_source(run)
-    found: dict[str, Any] = {"reason": run.options.reason}
+    proof: dict[str, Any] = {"reason": run.options.reason}
     try:
         only = await rows_only_in_target(run)
     except (
         TableMissing,
         TableBeingDeleted,
     ):  # the source; or the main target, whose index tables hold copies of its rows
-        found["source"] = "does not exist" if await rows_up_to(run.source, 1) is None else "exists"
+        proof["source"] = "does not exist" if await rows_up_to(run.source, 1) is None else "exists"
     else:
-        found["only_in_target"] = len(only)
+        proof["only_in_target"] = len(only)
         if only and not run.options.reason:
             rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
             listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
@@ -100,7 +100,7 @@ async def require_droppable(run: Run) -> None:
                 source=run.source,
                 script=run.declared.named,
             )
-    run.state.audit("drop-proved", run.script_id, found)
+    run.state.audit("drop-proved", run.script_id, proof)
 
 
 async def rows_only_in_target(run: Run) -> list[EntityKey]:
@@ -232,8 +232,8 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
     async def look(key: EntityKey) -> None:
         nonlocal standing
         run.check()
-        found = await run.source.get(key, select=_KEYS) is not None
-        standing += found
+        exists = await run.source.get(key, select=_KEYS) is not None
+        standing += exists
 
     await for_each(gone, look, limit=run.config.limits.concurrency)
     if standing < max(MANY, target_rows + 1):

@@ -55,13 +55,13 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
             raise refusal("restore-in-phase", script=script_id, phase=now, following=following)
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, given)
-        one = await removed.open(kept)
-        label = run.mapper.labels[one.table]
-        if one.table not in await usable(session, run, to_write=True):
+        copy = await removed.open(kept)
+        label = run.mapper.labels[copy.table]
+        if copy.table not in await usable(session, run, to_write=True):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))
         verify_again = phase is ControlPhase.DUAL_WRITE
         with while_allowed(run.still_alone):
-            await _insert(run, kept, one.table, one.row, marked=verify_again)
+            await _insert(run, kept, copy.table, copy.row, marked=verify_again)
         details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
         run.state.audit(ROW_RESTORED, script_id, details)
         # After it is recorded.
@@ -79,20 +79,20 @@ def _until(run: Run, kept: Kept) -> str:
 
 async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
     """Return the removed row that is meant. Raises Refused."""
-    found = await removed.find(given)
+    matches = await removed.find(given)
     now = ticks_of(await run.restricted.server_time())
-    if not found:
-        there = sorted(one.name for one in await removed.all())
+    if not matches:
+        there = sorted(removed_row.name for removed_row in await removed.all())
         listed = ", ".join(there[:_LISTED]) + (", …" if len(there) > _LISTED else "")
         if not there:
             raise refusal("restore-none-kept", script=run.script_id)
         raise refusal("restore-unknown", script=run.script_id, rows=listed)
-    if len(found) > 1:
-        by_time = sorted(found, key=lambda one: one.at)
-        listed = ", ".join(f"{one.name} (removed at {one.at})" for one in by_time)
-        row = found[0].name[:SHORT_CHARACTERS]
+    if len(matches) > 1:
+        by_time = sorted(matches, key=lambda match: match.at)
+        listed = ", ".join(f"{match.name} (removed at {match.at})" for match in by_time)
+        row = matches[0].name[:SHORT_CHARACTERS]
         raise refusal("restore-ambiguous", row=row, times=len(by_time), rows=listed)
-    [kept] = found
+    [kept] = matches
     if is_over(kept.at, now, run.config.gates.retention_s):
         raise refusal("restore-over", row=kept.name, until=_until(run, kept))
     return kept

@@ -396,10 +396,10 @@ class Session:
     def _begin_rates(self) -> tuple[Throttle, Throttle]:
         """Return the throttles that all migrations share, at the configured rates or the operator's."""
 
-        def told(said: Steering, is_new: bool) -> None:
-            self.progress.note(f"from now on: {said.told()}", "steered")
+        def told(setting: Steering, is_new: bool) -> None:
+            self.progress.note(f"from now on: {setting.told()}", "steered")
             if is_new:
-                self.state.audit(_STEERED, None, asdict(said))
+                self.state.audit(_STEERED, None, asdict(setting))
 
         before = self.state.audit_events(event=_STEERED)
         recorded = Steering(**before[-1].details) if before else Steering()

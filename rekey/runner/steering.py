@@ -51,12 +51,12 @@ class Steering:
         """Whether everything is as configured."""
         return not self.paused and self.entities_per_second is self.partition_entities_per_second is None
 
-    def over(self, given: Rates) -> Rates:
+    def over(self, configured: Rates) -> Rates:
         """Return the rates in force when `given` are the configured ones."""
         return replace(
-            given,
-            account=self.entities_per_second or given.account,
-            partition=self.partition_entities_per_second or given.partition,
+            configured,
+            account=self.entities_per_second or configured.account,
+            partition=self.partition_entities_per_second or configured.partition,
             paused=self.paused,
         )
 
@@ -85,16 +85,16 @@ def read(state: Path) -> Steering | None:
     except OSError:
         return None
     try:
-        said = json.loads(text)
-        rates = said["entities_per_second"], said["partition_entities_per_second"]
+        document = json.loads(text)
+        rates = document["entities_per_second"], document["partition_entities_per_second"]
         if any(rate is not None and (type(rate) is not int or rate < 1) for rate in rates):
             return None
-        proceed = said.get("proceed")
+        proceed = document.get("proceed")
         return Steering(
-            said["paused"] is True,
+            document["paused"] is True,
             *rates,
-            str(said["said_at"]),
-            str(said["said_by"]),
+            str(document["said_at"]),
+            str(document["said_by"]),
             None if proceed is None else Proceed(**proceed),
         )
     except (ValueError, KeyError, TypeError):
@@ -108,29 +108,29 @@ def is_paused(state: Path) -> bool:
 
 def say(state: Path, steering: Steering) -> Steering:
     """Write a setting, whole or not at all; return it with time and user. Raises MachineFailed."""
-    said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
-    _write(state, said)
-    return said
+    setting = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
+    _write(state, setting)
+    return setting
 
 
 def proceed(state: Path, script_id: str, *, writers_stopped: bool) -> Proceed:
     """Tell the run that follows a migration to cut over; the setting stays. Raises MachineFailed."""
-    said = Proceed(script_id, writers_stopped, utc_text(utc_now()), current_actor())
-    _write(state, replace(read(state) or Steering(), proceed=said))
-    return said
+    request = Proceed(script_id, writers_stopped, utc_text(utc_now()), current_actor())
+    _write(state, replace(read(state) or Steering(), proceed=request))
+    return request
 
 
-def _write(state: Path, said: Steering) -> None:
+def _write(state: Path, setting: Steering) -> None:
     path = path_of(state)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(said)).encode())
+        write_whole(path, json.dumps(asdict(setting)).encode())
     except OSError as error:
         raise refusal("not-steered", path=path, reason=reason_of(error)) from None
 
 
 def follow(
-    state: Path, told: Callable[[Steering, bool], None], recorded: Steering
+    state: Path, changed: Callable[[Steering, bool], None], recorded: Steering
 ) -> Callable[[Rates], Rates]:
     """Return a function that reads the steering file and gives a throttle the rates in force.
 
@@ -140,15 +140,15 @@ def follow(
             whether it differs.
         recorded: the setting before, as the audit log has it.
     """
-    said, begins = recorded, True
+    setting, begins = recorded, True
 
-    def rates(given: Rates) -> Rates:
-        nonlocal said, begins
+    def rates(configured: Rates) -> Rates:
+        nonlocal setting, begins
         # An unreadable file changes nothing.
-        steering = read(state) or said
-        if steering != said or (begins and not steering.is_usual):
-            told(steering, steering != said)
-        said, begins = steering, False
-        return said.over(given)
+        steering = read(state) or setting
+        if steering != setting or (begins and not steering.is_usual):
+            changed(steering, steering != setting)
+        setting, begins = steering, False
+        return setting.over(configured)
 
     return rates

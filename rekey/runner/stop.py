@@ -48,13 +48,15 @@ class Measured:
 
 def reading_s(report: FullReport) -> float:
     """Return how many seconds reading the tables once takes, by the last sitting of a comparison."""
-    last = max((one.sitting for one in report.read), default=0)
+    last = max((table_read.sitting for table_read in report.read), default=0)
     sat = [table_read for table_read in report.read if table_read.sitting == last]
-    rows = sum(one.rows for one in sat)
+    rows = sum(table_read.rows for table_read in sat)
     if not rows:
         return 0.0
-    ticks = max(ticks_of(one.ended_at) for one in sat) - min(ticks_of(one.begun_at) for one in sat)
-    return ticks / TICKS_PER_SECOND * sum(one.rows for one in report.read) / rows
+    ticks = max(ticks_of(table_read.ended_at) for table_read in sat) - min(
+        ticks_of(table_read.begun_at) for table_read in sat
+    )
+    return ticks / TICKS_PER_SECOND * sum(table_read.rows for table_read in report.read) / rows
 
 
 def keep(run: Run, measured: Measured) -> None:
@@ -71,8 +73,8 @@ def measured(run: Run) -> Measured | None:
 def expected_stop_s(run: Run) -> float | None:
     """Return the estimated write downtime in seconds, of the whole group if any; None: not measured."""
     stops = []
-    for one in run.together:
-        last = measured(one)
+    for member in run.together:
+        last = measured(member)
         if last is None:
             return None
         stops.append(last.stop_s(run.clock.ticks()))

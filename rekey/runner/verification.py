@@ -170,7 +170,7 @@ async def verify_full(
         comparing = full(
             _marked(run, ctx) if repair else ctx,
             partial=work,
-            checkpoint=lambda sums: keep(run, basis, sums),
+            checkpoint=lambda digests: keep(run, basis, digests),
             repair=repair,
             reader=None if run.pool is None else await Workers.of(run, run.pool, writes=False),
         )
@@ -229,7 +229,7 @@ def rows_to_read(run: Run) -> int | None:
     plan, source_rows = (run.state.get_fact(run.script_id, name) for name in (PLAN_FACT, ESTIMATED_ROWS))
     try:
         [planned] = json.loads(plan or "")["plan"]["migrations"]
-        rows = [one["rows"] + one.get("secondary_rows", 0) for one in planned["targets"]]
+        rows = [target["rows"] + target.get("secondary_rows", 0) for target in planned["targets"]]
         return int(source_rows or "") + int(sum(rows))
     except (ValueError, KeyError, TypeError):
         return None
@@ -328,8 +328,8 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
             index_context(reconcile_context, RemovedRows(run.mapping).keep), repair=repair
         )
     run.state.audit("index-verification", run.script_id, report.as_json())
-    said = {"at": report.finished_at, "divergences": report.found.stable}
-    run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(said))
+    figures = {"at": report.finished_at, "divergences": report.found.stable}
+    run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(figures))
     return report
 
 
@@ -349,9 +349,9 @@ async def closed_by_difference(run: Run) -> list[str]:
         run.progress.note(note, "compares-first")
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
-    found = 0 if last is None else last.divergences
-    text = f"the last full verification found {found:,} rows that differ; run {_again(run, last)}"
-    return [text] if found else []
+    divergences = 0 if last is None else last.divergences
+    text = f"the last full verification found {divergences:,} rows that differ; run {_again(run, last)}"
+    return [text] if divergences else []
 
 
 def closed_by_verification(run: Run, control: ControlRow) -> list[str]:

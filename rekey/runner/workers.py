@@ -83,8 +83,8 @@ class Workers:
         def divides_partition() -> bool:
             # A rate that the operator set holds for all tasks together. The default is not divided: each
             # worker learns from the service's refusals what it can take.
-            said = throttle.rates.partition != throttle.given.partition
-            return said or run.config.limits.partition_entities_per_second is not None
+            is_steered = throttle.rates.partition != throttle.given.partition
+            return is_steered or run.config.limits.partition_entities_per_second is not None
 
         return Driver(
             job=job,
@@ -263,20 +263,20 @@ class _Reading(Job[Part]):
 def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result) -> None:
     """Add a slice's digests to those of a comparison. Raises ValueError when they were not asked for."""
     try:
-        sums = {name: BucketSums.from_packed(packed) for name, packed in result.sums.items()}
+        digests = {name: BucketSums.from_packed(packed) for name, packed in result.sums.items()}
     except StateUnusable:
         raise ValueError("not sums") from None
-    if not sums:
+    if not digests:
         return
     if piece.table == SOURCE:
         into = {f"expected{number}": expected for number, expected in enumerate(work.expected)}
         into["source"] = work.source
     else:
         into = {name: work.actual[number] for name, number in actual_sums(ctx.mapper, piece.table).items()}
-    if sums.keys() != into.keys():
+    if digests.keys() != into.keys():
         raise ValueError("other sums")
     for name, known in into.items():
-        known.merge(sums[name])
+        known.merge(digests[name])
     if piece.table == SOURCE:
         work.source_rows += result.rows
         work.refused += result.counters.get("refused", 0)

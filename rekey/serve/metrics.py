@@ -61,10 +61,10 @@ def families(watch: Watch) -> Iterator[Metric]:
     counters: dict[str, CounterMetricFamily] = {}
     for migration in watch.document["migrations"]:
         script = migration["script_id"]
-        for name, said, labels, value in _gauges(migration, watch.document["as_of"]):
+        for name, help_text, labels, value in _gauges(migration, watch.document["as_of"]):
             if value is not None:
                 names = ["migration", *labels]
-                family = gauges.setdefault(name, GaugeMetricFamily(f"rekey_{name}", said, labels=names))
+                family = gauges.setdefault(name, GaugeMetricFamily(f"rekey_{name}", help_text, labels=names))
                 family.add_metric([script, *labels.values()], float(value))
         for name in COUNTED:
             if name in migration["counted"]:
@@ -75,35 +75,35 @@ def families(watch: Watch) -> Iterator[Metric]:
     yield from counters.values()
 
 
-def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[str, str], float | None]]:
+def _gauges(migration: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[str, str], float | None]]:
     """Yield name without prefix, help, further labels and value of a migration's gauges."""
-    phase, work = one["phase"], one["work"] or {}
+    phase, work = migration["phase"], migration["work"] or {}
     labels = {"phase": phase["name"] or "none", "state": phase["state"]}
     yield "phase", "1 for the phase that the migration is in, and its state.", labels, 1
-    yield "safe", "1 when nothing is at risk and no action is needed now.", {}, one["safe"]
+    yield "safe", "1 when nothing is at risk and no action is needed now.", {}, migration["safe"]
     yield "pass_rows", "Rows that the pass at work has done.", {}, work.get("rows")
     yield "pass_rows_estimated", "Rows of the pass at work in all.", {}, work.get("estimated_rows")
     yield "pass_rows_per_second", "Rate of the pass at work.", {}, work.get("rows_per_second")
     left = (work.get("eta") or {}).get("seconds")
     yield "pass_remaining_seconds", "How long the pass at work takes yet, estimated.", {}, left
-    yield "lag_seconds", "By how much replicas are behind at most.", {}, one["lag_s"]
-    followed = one["following"] is not None and one["following"]["at_work"]
+    yield "lag_seconds", "By how much replicas are behind at most.", {}, migration["lag_s"]
+    followed = migration["following"] is not None and migration["following"]["at_work"]
     yield "following", "1 while it is kept up to date before the cutover.", {}, followed
-    age = None if one["checkpoint"] is None else one["checkpoint"]["age_s"]
+    age = None if migration["checkpoint"] is None else migration["checkpoint"]["age_s"]
     yield "checkpoint_age_seconds", "Age of the last checkpoint.", {}, age
-    yield "divergent_rows", "Rows that differed in the last full verification.", {}, one["divergences"]
-    journal = one["journal"] or {}
+    yield "divergent_rows", "Rows that differed in the last full verification.", {}, migration["divergences"]
+    journal = migration["journal"] or {}
     yield "journal_intents", "Intents that are not settled.", {}, journal.get("depth")
     abandoned = (journal.get("abandoned") or {"intents": 0})["intents"] if journal else None
     yield "journal_abandoned_intents", "Unsettled intents of clients that are gone.", {}, abandoned
     if oldest := journal.get("oldest_at"):
         since = datetime.fromisoformat(as_of) - datetime.fromisoformat(oldest)
         yield "journal_oldest_age_seconds", "Age of the oldest intent.", {}, since.total_seconds()
-    standing = Counter(client["standing"] for client in one["clients"])
+    standing = Counter(client["standing"] for client in migration["clients"])
     for word in STANDINGS:
         yield "clients", "Clients of the application.", {"standing": word}, standing[word]
-    behind = sum(not client["current"] for client in one["clients"] if client["standing"] != "over")
+    behind = sum(not client["current"] for client in migration["clients"] if client["standing"] != "over")
     yield "clients_behind", "Clients that have not acknowledged the present epoch.", {}, behind
-    held = {status["by"] for status in one["held_back"]}
+    limits = {status["by"] for status in migration["held_back"]}
     for word in HELD_BACK:
-        yield "held_back", "1 for what holds the migration back now.", {"by": word}, word in held
+        yield "held_back", "1 for what holds the migration back now.", {"by": word}, word in limits

@@ -140,13 +140,13 @@ class Access:
 
 def _shown(header: str) -> bytes:
     """Return the token in a header, b"" without one."""
-    scheme, _, given = header.partition(" ")
+    scheme, _, credential = header.partition(" ")
     if scheme.lower() == "bearer":
-        return given.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes headers
+        return credential.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes headers
     if scheme.lower() != "basic":
         return b""
     try:
-        return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+        return base64.b64decode(credential.strip(), validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
         return b""
 
@@ -195,8 +195,8 @@ class Server:
             await answer.prepare(request)
             async for document, problem in self.watch.updates():
                 failed = document is None or problem
-                event, told = (b"problem", problem) if failed else (b"progress", document)
-                await answer.write(b"event: %b\ndata: %b\n\n" % (event, orjson.dumps(told)))
+                event, data = (b"problem", problem) if failed else (b"progress", document)
+                await answer.write(b"event: %b\ndata: %b\n\n" % (event, orjson.dumps(data)))
         except ConnectionError:
             pass  # the client is gone
         finally:

@@ -107,9 +107,9 @@ class Connection(RequestHandler):
             return super().handle_error(request, status, exc, message)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
-        made = web.Response(status=status, text="the request could not be read\n")
-        made.force_close()
-        return made
+        answer = web.Response(status=status, text="the request could not be read\n")
+        answer.force_close()
+        return answer
 
     async def start(self) -> None:
         try:

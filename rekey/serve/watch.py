@@ -76,14 +76,14 @@ class Watch:
     async def look_once(self) -> None:
         """Poll once, and wake the watchers."""
         try:
-            found = await self.look()
+            document = await self.look()
         except RekeyError as error:
             self.problem, self.failures = error.what, self.failures + 1
         else:
             self.problem = ""
-            self.events.extend(changes(self.document, found))
-            self.document, self._seen_at = found, self.clock.rising()
-            self._sample(found)
+            self.events.extend(changes(self.document, document))
+            self.document, self._seen_at = document, self.clock.rising()
+            self._sample(document)
         async with self._looked:
             self._looked.notify_all()
 
@@ -105,29 +105,33 @@ class Watch:
         """Return samples and events as JSON-able data."""
         return {
             "sample_every_s": SAMPLE_EVERY_S,
-            "samples": {script: [asdict(sample) for sample in some] for script, some in self.samples.items()},
+            "samples": {
+                script: [asdict(sample) for sample in samples] for script, samples in self.samples.items()
+            },
             "events": [asdict(event) for event in self.events],
         }
 
-    def _sample(self, found: Document) -> None:
+    def _sample(self, document: Document) -> None:
         now = self.clock.rising()
         if self._sampled_at is not None and now - self._sampled_at < SAMPLE_EVERY_S:
             return
         self._sampled_at = now
-        for one in found["migrations"]:
-            rate = None if one["work"] is None else one["work"]["rows_per_second"]
-            sample = Sample(format_ticks(self.clock.ticks()), rate, one["lag_s"])
-            self.samples.setdefault(one["script_id"], deque(maxlen=self.HOUR)).append(sample)
+        for migration in document["migrations"]:
+            rate = None if migration["work"] is None else migration["work"]["rows_per_second"]
+            sample = Sample(format_ticks(self.clock.ticks()), rate, migration["lag_s"])
+            self.samples.setdefault(migration["script_id"], deque(maxlen=self.HOUR)).append(sample)
 
 
 def changes(before: Document | None, now: Document) -> Iterator[Event]:
     """Yield the changes from one document to the next, in words."""
-    known = {} if before is None else {one["script_id"]: one for one in before["migrations"]}
-    for one in now["migrations"]:
-        old = known.get(one["script_id"])
+    known = (
+        {} if before is None else {migration["script_id"]: migration for migration in before["migrations"]}
+    )
+    for migration in now["migrations"]:
+        old = known.get(migration["script_id"])
         if old is not None:
-            for text in _changes(old, one):
-                yield Event(now["as_of"], one["script_id"], text)
+            for text in _changes(old, migration):
+                yield Event(now["as_of"], migration["script_id"], text)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -137,10 +141,12 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {phase['state'].replace('-', ' ')}"
     if old["sentence"] != new["sentence"]:
         yield new["sentence"]
-    held, is_held = ({one["by"]: one["text"] for one in status["held_back"]} for status in (old, new))
-    yield from (is_held[by] for by in sorted(is_held.keys() - held))
-    yield from (f"over: {held[by]}" for by in sorted(held.keys() - is_held))
-    standing, stands = ({one["name"]: one["standing"] for one in status["clients"]} for status in (old, new))
+    had, is_held = ({limit["by"]: limit["text"] for limit in status["held_back"]} for status in (old, new))
+    yield from (is_held[by] for by in sorted(is_held.keys() - had))
+    yield from (f"over: {had[by]}" for by in sorted(had.keys() - is_held))
+    standing, stands = (
+        {client["name"]: client["standing"] for client in status["clients"]} for status in (old, new)
+    )
     for name in sorted(standing.keys() | stands.keys()):
         if standing.get(name) != stands.get(name):
             yield f"client {name}: {stands.get(name, 'gone')}"

@@ -27,8 +27,8 @@ def ledger_ids(connection: sqlite3.Connection) -> list[str]:
     """Return the ids of all applied entries: schema steps and phases."""
     if LEDGER_TABLE not in tables(connection):
         return []
-    found = connection.execute(f"SELECT migration_id FROM {LEDGER_TABLE}")  # noqa: S608 - a constant
-    return [row[0] for row in found]
+    rows = connection.execute(f"SELECT migration_id FROM {LEDGER_TABLE}")  # noqa: S608 - a constant
+    return [row[0] for row in rows]
 
 
 def tables(connection: sqlite3.Connection) -> list[str]:

@@ -125,12 +125,12 @@ def erasures(events: Iterable[AuditEvent]) -> Erasures:
             begun[event.seq] = event
         if event.event != ERASURE_ENDED:
             continue
-        said = event.details
-        begun.pop(said["begun"], None)
-        rows.update(dict.fromkeys(said.get("rows", ()), said["on"]))
-        cohorts.update(dict.fromkeys(said.get("cohorts", ()), said["on"]))
-        if said["kind"] == MAPPING and not said["kept_rows"]:
-            whole = said["on"]
+        details = event.details
+        begun.pop(details["begun"], None)
+        rows.update(dict.fromkeys(details.get("rows", ()), details["on"]))
+        cohorts.update(dict.fromkeys(details.get("cohorts", ()), details["on"]))
+        if details["kind"] == MAPPING and not details["kept_rows"]:
+            whole = details["on"]
     return Erasures(rows, cohorts, whole, tuple(begun.values()))
 
 

@@ -76,8 +76,8 @@ class FileLock:
         RuntimeError when the lock is not held."""
         if self._descriptor is None:
             raise RuntimeError("the file lock on the state file must be held")
-        found = os.fstat(self._descriptor)
-        return f"{found.st_dev}:{found.st_ino}"
+        stat = os.fstat(self._descriptor)
+        return f"{stat.st_dev}:{stat.st_ino}"
 
     def acquire(self) -> FileLock:
         """Take the lock without waiting.

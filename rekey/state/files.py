@@ -118,10 +118,10 @@ def rewrite(connection: sqlite3.Connection) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection without implicit transactions that syncs every commit to the disk."""
-    made = sqlite3.connect(
+    opened = sqlite3.connect(
         path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=False
     )
-    with closed_on_error(made) as connection:
+    with closed_on_error(opened) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
     return connection
@@ -135,8 +135,8 @@ def copy_into_memory(path: Path) -> sqlite3.Connection:
         MachineFailed: see `translated`.
         Locked: another process keeps the file busy, or changes it too fast for a copy.
     """
-    made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with closed_on_error(made) as memory:
+    opened = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with closed_on_error(opened) as memory:
         if path.exists():
             _check_header(path)
             with translating(path):

@@ -86,9 +86,9 @@ class Ledger:
                 self._phases[ledger_id(depend, handover(by_id[depend], script))] for depend in script.depends
             ]
             for phase in ORDER:
-                made = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
-                self._phases[made.id] = made
-                depends = [made]
+                migration = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
+                self._phases[migration.id] = migration
+                depends = [migration]
         state_backend.prepare(self._path, lock).close()
 
     def applied(self, script_id: str) -> list[Phase]:
@@ -108,15 +108,18 @@ class Ledger:
             done = self._applied(backend, script_id)
             pending = [phase for phase in ORDER[: ORDER.index(upto) + 1] if phase not in done]
             wanted = self._listed(script_id, pending)
-            there = {*ledger_ids(backend.connection), *(one.id for one in wanted)}
+            there = {*ledger_ids(backend.connection), *(migration.id for migration in wanted)}
             for migration in wanted:
                 missing = sorted(needed.id for needed in migration.depends if needed.id not in there)
                 if missing:
-                    waits_for = [self._phases[one] for one in missing]
+                    waits_for = [self._phases[migration_id] for migration_id in missing]
                     first = waits_for[0]
                     raise GateClosed(
                         migration.phase,
-                        [f"{script_id} waits for `{one.phase}` of {one.script_id}" for one in waits_for],
+                        [
+                            f"{script_id} waits for `{migration.phase}` of {migration.script_id}"
+                            for migration in waits_for
+                        ],
                         hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
                     )
             backend.apply_migrations(backend.to_apply(wanted))

@@ -139,8 +139,8 @@ class State:
 
     def migrations(self) -> list[MigrationRecord]:
         """Return what all known migrations started with, by id."""
-        found = self._read("SELECT * FROM migration ORDER BY script_id", decode="secret_fingerprints")
-        return [MigrationRecord(**one) for one in found]
+        rows = self._read("SELECT * FROM migration ORDER BY script_id", decode="secret_fingerprints")
+        return [MigrationRecord(**row) for row in rows]
 
     def keep_script(self, script_id: str, targets: Sequence[str], content: bytes) -> None:
         """Store the file of the script that a registered migration was begun with; an existing one stays."""
@@ -153,16 +153,16 @@ class State:
 
     def kept_scripts(self) -> list[KeptScript]:
         """Return all scripts that migrations were begun with, oldest first."""
-        found = self._read("SELECT * FROM script ORDER BY begun_at", decode="targets")
-        return [KeptScript(**one) for one in found]
+        rows = self._read("SELECT * FROM script ORDER BY begun_at", decode="targets")
+        return [KeptScript(**row) for row in rows]
 
     def script_ids(self) -> list[str]:
         """Return the ids of all migrations that were ever begun, also of those taken back."""
-        found = self._read(
+        rows = self._read(
             "SELECT script_id FROM phase_run UNION SELECT script_id FROM script"
             " UNION SELECT script_id FROM migration"
         )
-        return sorted(one["script_id"] for one in found)
+        return sorted(row["script_id"] for row in rows)
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and digests; script, phase runs and
@@ -181,13 +181,13 @@ class State:
         are None, sealed or not. Raises StateUnusable for sealed keys before `use_keys`."""
         query = "SELECT * FROM segment WHERE script_id = ? AND purpose = ? ORDER BY id"
         texts = self._texts(script_id) if keys else None
-        return [_segment(one, texts) for one in self._read(query, script_id, purpose)]
+        return [_segment(row, texts) for row in self._read(query, script_id, purpose)]
 
     def require_readable(self, script_id: str) -> bool:
         """Tell whether a migration's segments hold any key. Raises StateUnusable unless all can be read."""
         segments = [
-            _segment(one, self._texts(script_id))
-            for one in self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
+            _segment(row, self._texts(script_id))
+            for row in self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
         ]
         return any(
             key is not None for segment in segments for key in (segment.after, segment.upto, segment.cursor)
@@ -231,8 +231,8 @@ class State:
         """
         keys = self._texts(segment.script_id)
         with self._writing() as writer:
-            found = self._read("SELECT * FROM segment WHERE id = ?", segment.id)
-            known = _segment(found[0], keys) if found else None
+            rows = self._read("SELECT * FROM segment WHERE id = ?", segment.id)
+            known = _segment(rows[0], keys) if rows else None
             if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
                 raise StateUnusable(
                     "the state file does not hold the segment that was to be split",
@@ -252,8 +252,8 @@ class State:
         """Remove all keys of a migration from the file; counts stay."""
         columns = [f"{name}_key" for name in _KEYS]
         with self._writing() as writer:
-            found = self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
-            forgotten = sum(any(map(one.get, columns)) for one in found)
+            rows = self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
+            forgotten = sum(any(map(row.get, columns)) for row in rows)
             writer.update("segment", dict.fromkeys(columns), script_id=script_id)
             forgotten += writer.delete("partial_sums", script_id=script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or the last rewrite failed
@@ -269,8 +269,8 @@ class State:
 
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
-        found = self._read("SELECT name, value FROM fact WHERE script_id = ?", script_id)
-        return {one["name"]: one["value"] for one in found}
+        rows = self._read("SELECT name, value FROM fact WHERE script_id = ?", script_id)
+        return {row["name"]: row["value"] for row in rows}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
@@ -333,37 +333,37 @@ class State:
     def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
         query = "SELECT * FROM verification WHERE script_id = ? AND mode = ifnull(?, mode) ORDER BY id"
-        found = self._read(query, script_id, mode, decode="report")
-        for values in found:
+        rows = self._read(query, script_id, mode, decode="report")
+        for values in rows:
             del values["script_id"]
-        return [Verification(number=values.pop("id"), **values) for values in found]
+        return [Verification(number=values.pop("id"), **values) for values in rows]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the digests of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as writer:
             writer.delete("partial_sums", script_id=script_id)
             if stored is not None:
-                sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
-                values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
+                digests = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
+                values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": digests}
                 writer.insert("partial_sums", {"script_id": script_id, **values})
                 self.set_fact(script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
         """Return the digests of an unfinished verification; None: none. Raises StateUnusable when they cannot
         be read, or their keys cannot be opened."""
-        found = self._read("SELECT * FROM partial_sums WHERE script_id = ?", script_id)
-        if not found:
+        rows = self._read("SELECT * FROM partial_sums WHERE script_id = ?", script_id)
+        if not rows:
             return None
-        [stored] = found
+        [stored] = rows
         try:
-            sums = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
+            digests = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
         except (KeyError, TypeError, ValueError):
             raise StateUnusable(
                 "the stored sums of an earlier verification cannot be read",
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        return StoredSums(stored["basis"], stored["begun_at"], sums)
+        return StoredSums(stored["basis"], stored["begun_at"], digests)
 
     # --- audit --------------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class State:
         with self._writing() as writer:
             # Within the transaction: no other process may add an event after the same one.
             newest = self._read("SELECT * FROM audit_event ORDER BY seq DESC LIMIT 1", decode="details")
-            last = next((AuditEvent(**one) for one in newest), None)
+            last = next((AuditEvent(**row) for row in newest), None)
             added = audit.chained(last, self._now(), event, script_id, details)
             writer.insert("audit_event", asdict(added))
         return added
@@ -385,8 +385,8 @@ class State:
         since = utc_text(self._clock() - timedelta(seconds=seconds))
         query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ?"
         with self._writing():
-            [found] = self._read(query, event, since)
-            return None if found["added"] >= most else self.audit(event, script_id, details)
+            [row] = self._read(query, event, since)
+            return None if row["added"] >= most else self.audit(event, script_id, details)
 
     def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration, or of one name."""
@@ -395,7 +395,7 @@ class State:
             "SELECT * FROM audit_event"
             " WHERE event = ifnull(?, event) AND script_id IS ifnull(?, script_id) ORDER BY seq"
         )
-        return [AuditEvent(**one) for one in self._read(query, event, script_id, decode="details")]
+        return [AuditEvent(**row) for row in self._read(query, event, script_id, decode="details")]
 
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain first breaks; None: it holds."""
@@ -409,7 +409,7 @@ class State:
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
-        return [StoredCheckpoint(**one) for one in self._read("SELECT * FROM audit_checkpoint ORDER BY size")]
+        return [StoredCheckpoint(**row) for row in self._read("SELECT * FROM audit_checkpoint ORDER BY size")]
 
     # --- transactions -------------------------------------------------------------------------------------
 
@@ -453,10 +453,10 @@ def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
 
 
-def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+def _with_keys(digests: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Return digests of a verification with the keys of their parts converted to or from texts."""
     parts = [
         [name, *(convert(key, bound) for key, bound in zip(_KEYS, bounds, strict=True)), done]
-        for name, *bounds, done in sums["parts"]
+        for name, *bounds, done in digests["parts"]
     ]
-    return {**sums, "parts": parts}
+    return {**digests, "parts": parts}

@@ -266,9 +266,9 @@ class Facts:
     @property
     def indexes_verified(self) -> tuple[str, int] | None:
         """When index rows were last compared after the handover, and how many differed; None: never."""
-        said = self.facts.get(INDEXES_VERIFIED)
-        found = None if said is None else json.loads(said)
-        return None if found is None else (str(found["at"]), int(found["divergences"]))
+        text = self.facts.get(INDEXES_VERIFIED)
+        verified = None if text is None else json.loads(text)
+        return None if verified is None else (str(verified["at"]), int(verified["divergences"]))
 
     @property
     def indexes(self) -> Indexes | None:
@@ -320,15 +320,15 @@ def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Itera
     """Return the id of a begun migration whose file is gone and that a script which has not begun resembles,
     by its declaration or by a table that both fill; "": none. `scripts` includes those kept in the state
     file; `records` are all begun ones."""
-    found = ""
+    renamed_from = ""
     for record in records:
         if record.script_id == declared.script_id:
             return ""
         other = scripts.get(record.script_id)
         shares = other is not None and other.is_kept and other.fills & declared.fills
         if shares or (other is None and record.digest == declared.digest):
-            found = record.script_id
-    return found
+            renamed_from = record.script_id
+    return renamed_from
 
 
 def verification_problem(
@@ -530,7 +530,9 @@ async def _missing(
     declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase, accounts: Accounts
 ) -> tuple[str, ...]:
     tables, restricted = stands_on(declared, scripts, phase)
-    asked = [(accounts.tables, name) for name in tables] + [(accounts.restricted, one) for one in restricted]
+    asked = [(accounts.tables, name) for name in tables] + [
+        (accounts.restricted, name) for name in restricted
+    ]
     there = await asyncio.gather(*(service.table_exists(name) for service, name in asked))
     return tuple(name for (_, name), exists in zip(asked, there, strict=True) if not exists)
 
@@ -539,15 +541,17 @@ async def _intents(
     restricted: TableService, script_id: str, clients: Sequence[ClientRow], now: int
 ) -> Intents:
     """Return what the journal holds, without keys. `now`: ticks of the service's clock."""
-    made: list[IntentAge] = []
+    intents: list[IntentAge] = []
     try:
         async for ages in Journal(restricted.table(JOURNAL_TABLE), script_id).ages():
-            made += ages
+            intents += ages
     except (TableMissing, TableBeingDeleted):
         return Intents(0, None)
-    unsettled = [age for age in made if not age.settled]
-    oldest_at = min((one.since for one in unsettled), default=None)
-    return Intents(len(unsettled), oldest_at, len(made) - len(unsettled), _abandoned(unsettled, clients, now))
+    unsettled = [age for age in intents if not age.settled]
+    oldest_at = min((age.since for age in unsettled), default=None)
+    return Intents(
+        len(unsettled), oldest_at, len(intents) - len(unsettled), _abandoned(unsettled, clients, now)
+    )
 
 
 def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now: int) -> Abandoned | None:
@@ -562,8 +566,8 @@ def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now
             left.append((age, over_at(row)))
     if not left:
         return None
-    gone = {one.client_id for one, _ in left}
-    return Abandoned(len(left), len(gone), min(one.since for one, _ in left), max(due for _, due in left))
+    gone = {age.client_id for age, _ in left}
+    return Abandoned(len(left), len(gone), min(age.since for age, _ in left), max(due for _, due in left))
 
 
 async def _lease(

@@ -59,11 +59,11 @@ def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[G
             members.setdefault(script.migration.group, []).append(script.script_id)
     seen = {status.facts.script_id: status for status in statuses}
     whole = {name: ids for name, ids in members.items() if seen.keys() >= set(ids)}
-    return [_judged(name, [seen[one] for one in ids]) for name, ids in whole.items()]
+    return [_judged(name, [seen[script_id] for script_id in ids]) for name, ids in whole.items()]
 
 
 def _judged(name: str, statuses: Sequence[Status]) -> Group:
-    worst = min(statuses, key=lambda one: (one.verdict.safe, len(one.facts.phases)))
+    worst = min(statuses, key=lambda status: (status.verdict.safe, len(status.facts.phases)))
     safe, control = worst.verdict.safe, worst.facts.control
     sentence = _SIDES[None if control is None else control.phase]
     stages = Counter(status.facts.last_done for status in statuses)

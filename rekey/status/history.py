@@ -103,7 +103,7 @@ def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
     those in the project's folder, by id; None for one that cannot be read."""
     records = {migration.script_id: migration for migration in state.migrations()}
     kept = state.kept_scripts()
-    ids, found = state.ledger_ids(), []
+    ids, migrations = state.ledger_ids(), []
     for script_id in state.script_ids():
         runs, record = state.phase_runs(script_id), records.get(script_id)
         own = [
@@ -117,7 +117,7 @@ def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
         if now is not None:
             there = "edited" if known is not None and now.digest != known.digest else "as begun"
         begun_at = record.registered_at if record else script.begun_at if script else runs[-1].started_at
-        found.append(
+        migrations.append(
             Begun(
                 script_id=script_id,
                 begun_at=begun_at,
@@ -132,4 +132,4 @@ def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
                 capture="" if now is None else now.migration.capture,
             )
         )
-    return sorted(found, key=lambda one: one.begun_at)
+    return sorted(migrations, key=lambda migration: migration.begun_at)

@@ -302,17 +302,17 @@ def _spent(facts: Facts) -> Spent | None:
     try:
         plan = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]
         estimate: dict[str, Any] = plan["migrations"][0]["estimate"]
-        known = all("what" in one for one in estimate["requests"])
+        known = all("what" in request for request in estimate["requests"])
     except (ValueError, KeyError, IndexError, TypeError):
         return None
     if not known:
         return None
     estimated: dict[str, Counter[str]] = {}
-    for one in estimate["requests"]:
-        kinds = estimated.setdefault(one["phase"], Counter())
-        kinds[one["kind"]] += one["count"]
-        kinds[OPERATIONS] += one.get("operations", 0)
-    expected = {one["phase"]: float(one["at_limits_s"]) for one in estimate["durations"]}
+    for request in estimate["requests"]:
+        kinds = estimated.setdefault(request["phase"], Counter())
+        kinds[request["kind"]] += request["count"]
+        kinds[OPERATIONS] += request.get("operations", 0)
+    expected = {phase["phase"]: float(phase["at_limits_s"]) for phase in estimate["durations"]}
     entered: dict[str, list[PhaseRun]] = {}
     for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
@@ -346,7 +346,7 @@ def _spent(facts: Facts) -> Spent | None:
     over = [phase for phase in phases if phase.done]
     return Spent(
         estimated_of_phases_done=sum(cost.estimated for cost in over),
-        sent_in_phases_done=sum(one.sent for one in over),
+        sent_in_phases_done=sum(phase.sent for phase in over),
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
         on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
         phases=tuple(phases),
@@ -368,13 +368,13 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     if facts.declared.is_kept:
         path = facts.declared.path
         if facts.declared.fault:
-            said = {"found": verdict.sentence, "fault": facts.declared.fault}
-            return _told("script-broken", facts, safe=verdict.safe, **said)
-        said = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
-        return _told("script-gone", facts, safe=verdict.safe, **said)
+            values = {"found": verdict.sentence, "fault": facts.declared.fault}
+            return _told("script-broken", facts, safe=verdict.safe, **values)
+        values = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
+        return _told("script-gone", facts, safe=verdict.safe, **values)
     if facts.refused:
-        said = {"found": verdict.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
-        return _told("secrets-refused", facts, safe=facts.control is None, **said)
+        values = {"found": verdict.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
+        return _told("secrets-refused", facts, safe=facts.control is None, **values)
     return verdict
 
 
@@ -419,7 +419,7 @@ def _doubtful(facts: Facts) -> Verdict | None:
 def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
     missing, listed = set(facts.missing), ", ".join(facts.missing)
     gone = f"{listed} {'does' if len(facts.missing) == 1 else 'do'} not exist"
-    said: dict[str, object] = {"gone": gone}
+    values: dict[str, object] = {"gone": gone}
     target_is_authority = phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     authority = facts.target if target_is_authority else facts.source
     if authority in missing:
@@ -427,49 +427,49 @@ def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
         copy = f"{other} may hold the only copy of its rows: drop nothing"
         if other in missing or phase is ControlPhase.SOURCE:
             copy = "nothing of this migration holds a copy of its rows"
-        return _told("authority-missing", facts, safe=False, authority=authority, copy=copy, **said)
+        return _told("authority-missing", facts, safe=False, authority=authority, copy=copy, **values)
     if phase is ControlPhase.DUAL_WRITE:
-        return _told("replica-missing", facts, safe=False, **said)
-    return _told("table-missing", facts, safe=False, authority=authority, **said)
+        return _told("replica-missing", facts, safe=False, **values)
+    return _told("table-missing", facts, safe=False, authority=authority, **values)
 
 
-def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
+def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdict:
     """Return a verdict changed by the clients (capture "dual-write"): one refuses writes, or none is live."""
     refusing = facts.clients_refusing
     if refusing:
         when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
         # Its writes fail right now, even if everything else is well.
-        code, safe = refusing[0].refuses, found.safe and phase is ControlPhase.SOURCE
-        said = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
-        return _told("client-refuses", facts, safe=safe, found=found.sentence, code=code, **said)
+        code, safe = refusing[0].refuses, verdict.safe and phase is ControlPhase.SOURCE
+        values = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
+        return _told("client-refuses", facts, safe=safe, found=verdict.sentence, code=code, **values)
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
-        sentence = f"{found.sentence} No client of the application is registered: no write is followed."
-        found = replace(found, sentence=sentence)
-    return _with_abandoned(facts, found) if facts.clients_settle else found
+        sentence = f"{verdict.sentence} No client of the application is registered: no write is followed."
+        verdict = replace(verdict, sentence=sentence)
+    return _with_abandoned(facts, verdict) if facts.clients_settle else verdict
 
 
-def _with_abandoned(facts: Facts, found: Verdict) -> Verdict:
+def _with_abandoned(facts: Facts, before: Verdict) -> Verdict:
     """Return a verdict changed by writes that dead clients left unfinished, where neither the runner nor live
     clients finish them."""
     abandoned = None if facts.intents is None else facts.intents.abandoned
     if abandoned is None or facts.at_work:
-        return found
+        return before
     settlers, due = facts.settlers, moment(format_ticks(abandoned.due_at))
-    said: dict[str, Any] = {
-        "found": found.sentence,
+    values: dict[str, Any] = {
+        "found": before.sentence,
         "writes": counted(abandoned.intents, "write"),
         "since": moment(format_ticks(abandoned.since)),
     }
     if not settlers:
-        verdict = _told("abandoned", facts, safe=False, **said)
-        if found.command.startswith("verify"):  # which settles them as well
-            return replace(verdict, command=found.command, remark=found.remark)
+        verdict = _told("abandoned", facts, safe=False, **values)
+        if before.command.startswith("verify"):  # which settles them as well
+            return replace(verdict, command=before.command, remark=before.remark)
         if facts.now >= abandoned.due_at:
             return verdict
         return replace(verdict, remark=f"not before {due}: until then requests of those clients may arrive")
     if facts.now < abandoned.due_at + round(OVERDUE_S * TICKS_PER_SECOND):
-        return found
-    return _told("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **said)
+        return before
+    return _told("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **values)
 
 
 _RESTART = "see what that client logs, and restart it"
@@ -586,11 +586,11 @@ def _in_dual_write(facts: Facts, closed: str) -> Verdict:
 def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     back = control.came_from is ControlPhase.CUTOVER
     authority = facts.target if back else facts.source
-    said: dict[str, Any] = {"what": "rollback" if back else "cutover", "authority": authority}
+    values: dict[str, Any] = {"what": "rollback" if back else "cutover", "authority": authority}
     if facts.at_work:
         remark = _waiting(facts, control) or "look again in a few seconds"
-        return _told("in-freeze", facts, remark=remark, **said)
-    return _told("freeze-cut-off", facts, safe=False, **said)
+        return _told("in-freeze", facts, remark=remark, **values)
+    return _told("freeze-cut-off", facts, safe=False, **values)
 
 
 def _waiting(facts: Facts, control: ControlRow) -> str:

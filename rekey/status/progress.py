@@ -129,9 +129,9 @@ def following(facts: Facts) -> Following | None:
     phase = None if facts.control is None else facts.control.phase
     if kept is None or phase not in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE):
         return None
-    said: dict[str, Any] = json.loads(kept)
+    stored: dict[str, Any] = json.loads(kept)
     window = None if facts.window is None else Window(*map(format_ticks, facts.window))
-    return Following(said["since"], facts.at_work, tuple(said["refused"]), window)
+    return Following(stored["since"], facts.at_work, tuple(stored["refused"]), window)
 
 
 def _phase(facts: Facts) -> PhaseNow:
@@ -180,24 +180,24 @@ def _held_back(facts: Facts) -> Iterable[HeldBack]:
         yield HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)
 
 
-def _told(held: Held) -> str:
-    rate = f"{held.entities_per_second:,} entities/s"
+def _told(limit: Held) -> str:
+    rate = f"{limit.entities_per_second:,} entities/s"
     return {
         Holds.PAUSE: "paused by the operator until `rekey resume`",
         Holds.REFUSALS: f"the service refuses requests or answers slowly: {rate} for now",
         Holds.ACCOUNT: f"the account is at its rate, {rate}",
-        Holds.PARTITION: f"{counted(held.partitions, 'partition')} at the rate of a partition, {rate}",
-    }[held.by]
+        Holds.PARTITION: f"{counted(limit.partitions, 'partition')} at the rate of a partition, {rate}",
+    }[limit.by]
 
 
 def how_far(rows: int, total: int | None, rate: float | None, eta: Eta | Ends | None) -> str:
     """Return in words how far a pass is: rows, share of `total`, rows a second, estimated time remaining."""
-    said = [f"{rows:,} rows"]
+    parts = [f"{rows:,} rows"]
     if total:
-        said = [f"{rows:,} of about {total:,} rows ({min(1.0, rows / total):.0%})"]
+        parts = [f"{rows:,} of about {total:,} rows ({min(1.0, rows / total):.0%})"]
     if rate is not None:
-        said.append(f"{rate:,.0f} rows/s")
+        parts.append(f"{rate:,.0f} rows/s")
     if eta is not None:
         spread = f" ({duration(eta.least_s)} to {duration(eta.most_s)})" if eta.seconds >= _SPREAD_S else ""
-        said.append(f"about {duration(eta.seconds)} left{spread}")
-    return ", ".join(said)
+        parts.append(f"about {duration(eta.seconds)} left{spread}")
+    return ", ".join(parts)

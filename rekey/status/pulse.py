@@ -96,17 +96,17 @@ def remove(state: Path) -> None:
 def read(state: Path, now: int) -> Pulse | None:
     """Return the pulse; None: absent, over, or not parseable. `now`: ticks of this machine's clock."""
     try:
-        told: dict[str, Any] = json.loads(path_of(state).read_text("utf-8"))
-        work = told["work"]
+        document: dict[str, Any] = json.loads(path_of(state).read_text("utf-8"))
+        work = document["work"]
         if work is not None:
             work["eta"] = work["eta"] and Eta(**work["eta"])
         pulse = Pulse(
-            at=int(told["at"]),
-            script_id=str(told["script_id"]),
+            at=int(document["at"]),
+            script_id=str(document["script_id"]),
             work=None if work is None else Pass(**work),
-            waits=tuple(Waiting(**one) for one in told["waits"]),
-            held=tuple(Held(**{**one, "by": Holds(one["by"])}) for one in told["held"]),
-            following=str(told["following"]),
+            waits=tuple(Waiting(**wait) for wait in document["waits"]),
+            held=tuple(Held(**{**limit, "by": Holds(limit["by"])}) for limit in document["held"]),
+            following=str(document["following"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -172,17 +172,17 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
     numbers = [(sum(client.standing is which for client in clients), which) for which in Standing]
     yield "clients", ", ".join(f"{number} {which}" for number, which in numbers if number)
 
-    def order(one: Client) -> tuple[bool, bool, str]:
-        well = one.current and one.standing is Standing.LIVE and not one.row.refuses
-        return well, one.standing is Standing.OVER, one.row.name
+    def order(client: Client) -> tuple[bool, bool, str]:
+        well = client.current and client.standing is Standing.LIVE and not client.row.refuses
+        return well, client.standing is Standing.OVER, client.row.name
 
-    for one in sorted(clients, key=order)[:_CLIENTS]:
-        row = one.row
+    for client in sorted(clients, key=order)[:_CLIENTS]:
+        row = client.row
         text = f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"
-        if one.standing is Standing.OVER:
+        if client.standing is Standing.OVER:
             yield "", f"{text}; over, nothing of it can take effect any more"
             continue
-        text += f"; {'follows' if one.current else 'does not follow the last change of phase yet'}"
+        text += f"; {'follows' if client.current else 'does not follow the last change of phase yet'}"
         if verbose:
             text += f" (epoch {row.epoch})"
         if row.refuses:
@@ -191,8 +191,8 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
             text += "; its credential is refused on tables that follow: its log says which"
         if row.left:
             text += f"; {counted(row.left, 'key')} to settle"
-        if one.standing is not Standing.LIVE:
-            text += f"; silent, over at {moment(one.over_at)} at the latest"
+        if client.standing is not Standing.LIVE:
+            text += f"; silent, over at {moment(client.over_at)} at the latest"
         yield "", text
     if len(clients) > _CLIENTS:
         yield "", f"and {len(clients) - _CLIENTS} more: --json has them all"
@@ -209,12 +209,12 @@ def _spent(status: Status) -> _Fields:
     if cost.on_top:
         on_top = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
         yield "", f"on top of that: {', '.join(on_top)}"
-    for one in cost.phases:
-        phase = status.facts.declared.migration.shown(one.phase)
-        text = f"{phase}: {one.sent:,} sent, {one.estimated:,} estimated"
-        if one.expected_s is not None:
-            text += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
-        yield "", text if one.done else f"{text}; not done"
+    for phase_cost in cost.phases:
+        phase = status.facts.declared.migration.shown(phase_cost.phase)
+        text = f"{phase}: {phase_cost.sent:,} sent, {phase_cost.estimated:,} estimated"
+        if phase_cost.expected_s is not None:
+            text += f"; took {duration(phase_cost.took_s)}, {duration(phase_cost.expected_s)} expected"
+        yield "", text if phase_cost.done else f"{text}; not done"
 
 
 def _kept(status: Status) -> _Fields:
@@ -223,7 +223,9 @@ def _kept(status: Status) -> _Fields:
     if status.retention_ends_at is not None:
         yield "retention", f"ends {moment(status.retention_ends_at)}"
     erased = [cohort.erased_on for cohort in facts.cohorts if cohort.erased_on]
-    kept = sorted((cohort for cohort in facts.cohorts if not cohort.erased_on), key=lambda one: one.over_at)
+    kept = sorted(
+        (cohort for cohort in facts.cohorts if not cohort.erased_on), key=lambda cohort: cohort.over_at
+    )
     if facts.due:
         names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)
         over = f"over: {names}" if names else "over"
@@ -261,14 +263,14 @@ def line(status: Status) -> str:
     phase = "not begun"
     if now.phase.name is not None:
         phase = f"`{facts.declared.migration.shown(now.phase.name)}` {state}"
-    said = [f"{facts.script_id}: {phase}{since}"]
+    parts = [f"{facts.script_id}: {phase}{since}"]
     if (work := now.work) is not None:
-        said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
+        parts.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
     if status.lag_s is not None:
-        said.append(f"lag {duration(status.lag_s)}")
-    said += [held_back.text for held_back in now.held_back]
-    said.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
-    return "; ".join(said)
+        parts.append(f"lag {duration(status.lag_s)}")
+    parts += [held_back.text for held_back in now.held_back]
+    parts.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
+    return "; ".join(parts)
 
 
 def document(statuses: Iterable[Status], steering: Mapping[str, Any], as_of: int) -> dict[str, Any]:

@@ -151,17 +151,17 @@ def erase(
         there = await usable(session, run, to_write=with_targets)
         standing = await find_rows(run, asked.subjects, there, searched=searched and with_targets)
         targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
-        found = replace(asked, standing=standing, targets=dict(sorted(targets.items())))
-        return replace(found, searched=searched, with_targets=with_targets)
+        with_rows = replace(asked, standing=standing, targets=dict(sorted(targets.items())))
+        return replace(with_rows, searched=searched, with_targets=with_targets)
 
     async def work() -> tuple[Asked, Done]:
         now = await require_complete(run)
         # Recorded erasures that were cut off are finished first, by safe id.
         for event in erasures(run.state.audit_events(script_id)).open:
-            said = event.details
-            if said["kind"] == SUBJECTS:
-                how = {"searched": said["searched"], "with_targets": said.get("with_targets", False)}
-                again = await ask([Query(safe_id=row_id) for row_id in said["rows"]], **how)
+            details = event.details
+            if details["kind"] == SUBJECTS:
+                how = {"searched": details["searched"], "with_targets": details.get("with_targets", False)}
+                again = await ask([Query(safe_id=row_id) for row_id in details["rows"]], **how)
                 await _carry_out(run, now, again, event.seq)
                 note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
                 run.progress.note(note, "erasure-finished")
@@ -279,19 +279,19 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
 
 
 async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Removed]]:
-    found = []
+    copies = []
     for kept in await removed.all():
         try:
-            one = await removed.open(kept)
+            copy = await removed.open(kept)
         except errors.Erased:
             continue
         except errors.SealedUnreadable:
             done.unreadable += 1
             continue
         names = (PARTITION_KEY, ROW_KEY, MAIN_PARTITION_KEY, MAIN_ROW_KEY)
-        row = {name: one.row[name] for name in names if name in one.row}
-        found.append((kept, replace(one, row=row)))
-    return found
+        row = {name: copy.row[name] for name in names if name in copy.row}
+        copies.append((kept, replace(copy, row=row)))
+    return copies
 
 
 async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:
@@ -299,7 +299,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
 
     Every reverse row is opened: a run that was cut off can leave one that no forward row lists.
     """
-    found: dict[EntityKey, list[EntityKey]] = {}
+    reverse_keys: dict[EntityKey, list[EntityKey]] = {}
     mapping = run.mapping
 
     async def look(partition: str) -> None:
@@ -315,14 +315,14 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
                     done.unreadable += 1
                     continue
                 for source in wanted.intersection(named):
-                    found.setdefault(source, []).append(key_of(row))
+                    reverse_keys.setdefault(source, []).append(key_of(row))
             advance(len(page.rows))
             await asyncio.sleep(0)  # opening a page does not await: let other tasks run in between
 
     with run.progress.task("search the mapping") as advance:
         partitions = [*mapping.rows.partitions("i"), *mapping.rows.partitions("r")]
         await for_each(partitions, look, limit=run.config.limits.scans)
-    return found
+    return reverse_keys
 
 
 async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:

@@ -72,14 +72,14 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         now, seen = await _seen(run, control)
         due, why = [cohort.name for cohort in seen if cohort.is_due(now)], OVER
         if cohort is not None:
-            found = next((one for one in seen if one.name == cohort), None)
-            if found is None:
-                there = ", ".join(one.name for one in seen) or "none"
+            wanted = next((seen_cohort for seen_cohort in seen if seen_cohort.name == cohort), None)
+            if wanted is None:
+                there = ", ".join(seen_cohort.name for seen_cohort in seen) or "none"
                 raise refusal("no-such-cohort", script=script_id, cohort=cohort, cohorts=there)
-            if not reason and now < found.over_at and not found.erased_on:
-                over_at = format_ticks(found.over_at)
+            if not reason and now < wanted.over_at and not wanted.erased_on:
+                over_at = format_ticks(wanted.over_at)
                 raise refusal("cohort-not-over", cohort=cohort, script=script_id, over_at=over_at)
-            due, why = [] if found.erased_on else [cohort], reason or OVER
+            due, why = [] if wanted.erased_on else [cohort], reason or OVER
         done = await _erase(session, run, control, due, why)
         return replace(done, removed_rows=await expire_removed(run, done.cohorts))
 
@@ -125,12 +125,12 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
             if await run.mapping.keyring.shred(cohort, on):
                 erased.append(cohort)
     for seq, names in begun.items():
-        said = {"kind": kind, "begun": seq, "on": on, "cohorts": names}
-        run.state.audit(ERASURE_ENDED, run.script_id, said | counts)
+        ended = {"kind": kind, "begun": seq, "on": on, "cohorts": names}
+        run.state.audit(ERASURE_ENDED, run.script_id, ended | counts)
     if begun:
         make_checkpoint(run.state, session.signer, f"{run.script_id}: erased", run.progress)
     _, seen = await _seen(run, control)
-    left = sorted((cohort for cohort in seen if not cohort.erased_on), key=lambda one: one.over_at)
+    left = sorted((cohort for cohort in seen if not cohort.erased_on), key=lambda cohort: cohort.over_at)
     return Expired(on, tuple(erased), counts.get("deleted_rows", 0), counts.get("kept_rows", 0), tuple(left))
 
 
@@ -176,12 +176,12 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
         text = on if row is None else tombstones.read(row)
         if row is not None and (row.get(DONE, False) or not done):
             return text
-        made = tombstones.make(at, text) | {DONE: done}
+        tombstone = tombstones.make(at, text) | {DONE: done}
         try:
             if row is None:
-                await table.insert(made)
+                await table.insert(tombstone)
             else:
-                await table.replace(made, etag=etag_of(row))
+                await table.replace(tombstone, etag=etag_of(row))
         except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             continue
         return text

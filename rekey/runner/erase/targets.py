@@ -56,7 +56,7 @@ async def find_rows(
     subject; an index row if it points to such a key. `searched`: also read all index tables for rows that no
     forward row lists, as the application writes them after `complete`.
     """
-    found: Standing = {row_id: {} for row_id in subjects}
+    rows: Standing = {row_id: {} for row_id in subjects}
     owners: dict[EntityKey, str] = {}
 
     async def read(subject: tuple[str, EntityKey]) -> None:
@@ -70,21 +70,21 @@ async def find_rows(
         there = await _read(run, [place for place in listed if place.table in within])
         for place, row in there.items():
             if row is not None and (place.key if place.table == 0 else pointer_of(row)) in mains:
-                found[row_id][place] = row
+                rows[row_id][place] = row
 
     async def search(number: int) -> None:
         async for page in run.targets[number].scan(select=_POINTER):
             run.check()
             for row in page.rows:
                 if MAIN_ROW_KEY in row and (row_id := owners.get(pointer_of(row))) is not None:
-                    found[row_id].setdefault(target_key(number, row), row)
+                    rows[row_id].setdefault(target_key(number, row), row)
             advance(len(page.rows))
 
     await for_each(subjects.items(), read, limit=run.config.limits.concurrency)
     if searched and owners and within - {0}:
         with run.progress.task("search the index tables") as advance:
             await for_each(sorted(within - {0}), search, limit=run.config.limits.scans)
-    return found
+    return rows
 
 
 async def _read(run: Run, places: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
@@ -141,7 +141,7 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
             ]
             if changed:
                 return deleted, False
-            left = [one for one in left if now[one[0]] is not None]
+            left = [(place, operation) for place, operation in left if now[place] is not None]
             if not left:
                 break
         else:

@@ -130,7 +130,10 @@ def largest_partitions(plan: str | None) -> dict[str, int]:
     that it does not mention are left out."""
     try:
         [planned] = json.loads(plan or "")["plan"]["migrations"]
-        return {one["table"]: one["largest_partition"] for one in (planned["inventory"], *planned["targets"])}
+        return {
+            table["table"]: table["largest_partition"]
+            for table in (planned["inventory"], *planned["targets"])
+        }
     except (ValueError, KeyError, TypeError):
         return {}
 

@@ -45,14 +45,14 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     await clients.until_quiet(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        for one in run.together:
-            with of_member(one):
+        for member in run.together:
+            with of_member(member):
                 # Of a group all members are settled before all move.
-                await _settle_before(one)
-        for one in run.together:
-            if one.declared.migration.is_maintained:
-                one.state.set_fact(one.script_id, COMPLETED_AFTER, str(last_number(one)))
-                await one.control.keep_maintaining()
+                await _settle_before(member)
+        for member in run.together:
+            if member.declared.migration.is_maintained:
+                member.state.set_fact(member.script_id, COMPLETED_AFTER, str(last_number(member)))
+                await member.control.keep_maintaining()
         await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     now = await run.control.read()
     counters = {} if now is not None and now.maintained else await end_following(run)

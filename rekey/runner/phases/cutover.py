@@ -89,7 +89,7 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
     again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
         return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
-    expected_s += max([await quiet_in_s(one) for one in run.together])
+    expected_s += max([await quiet_in_s(member) for member in run.together])
     if expected_s <= allowed_s:
         return []
     longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
@@ -101,8 +101,8 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return run.crossed
-    for one in run.together:
-        await until_quiet(one)  # requests of earlier runs take effect before the freeze
+    for member in run.together:
+        await until_quiet(member)  # requests of earlier runs take effect before the freeze
     if not run.is_delta:
         await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
         return run.crossed
@@ -124,39 +124,39 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
     # A whole second of the service's clock after every write made before the operator confirmed that writers
     # have stopped: a source row newer than it is from a stray writer.
     frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
-    for one in runs:
-        elsewhere = is_elsewhere(one.source.name)
-        if elsewhere not in frozen_at:
-            frozen_at[elsewhere] = await fresh_second(one.source_time, one.clock)
-        one.state.set_fact(one.script_id, FROZEN_AT, frozen_at[elsewhere])
+    for member in runs:
+        in_target_account = is_elsewhere(member.source.name)
+        if in_target_account not in frozen_at:
+            frozen_at[in_target_account] = await fresh_second(member.source_time, member.clock)
+        member.state.set_fact(member.script_id, FROZEN_AT, frozen_at[in_target_account])
         # Timestamps of the target are by the clock of its own account.
-        if one.declared.migration.is_elsewhere:
-            one.state.set_fact(one.script_id, TARGET_FROZEN_AT, await one.target_time())
+        if member.declared.migration.is_elsewhere:
+            member.state.set_fact(member.script_id, TARGET_FROZEN_AT, await member.target_time())
     reports = []
-    for one in runs:
-        with of_member(one):
-            counters, report = await _compare_under_freeze(one)
-        one.crossed = {**counters, "rows_compared": report.source_rows}
+    for member in runs:
+        with of_member(member):
+            counters, report = await _compare_under_freeze(member)
+        member.crossed = {**counters, "rows_compared": report.source_rows}
         reports.append(report)
         if report.findings:
             break
     # Strays before differences are reported: rows still being written differ as well, and no repair ends
     # that. And only when all is compared, so that nothing is written meanwhile.
-    for one in runs[: len(reports)]:
+    for member in runs[: len(reports)]:
         strays = []
-        async for row in written_since(one.source, frozen_at[is_elsewhere(one.source.name)]):
-            one.check()
-            strays.append(one.ids.short(one.source.name, key_of(row)))
+        async for row in written_since(member.source, frozen_at[is_elsewhere(member.source.name)]):
+            member.check()
+            strays.append(member.ids.short(member.source.name, key_of(row)))
         if strays:
             text = f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"
-            step = next_step("still-writing", script=one.declared.named, source=one.source.name)
-            with of_member(one):
+            step = next_step("still-writing", script=member.declared.named, source=member.source.name)
+            with of_member(member):
                 raise WriterAtWork("cutover", [text], hint=str(step))
-    for one, report in zip(runs, reports, strict=False):
+    for member, report in zip(runs, reports, strict=False):
         if report.findings:
-            step = after_findings(one.script_id, one.source.name, report.as_json())
-            with of_member(one):
-                phase = one.declared.migration.shown(Phase.DUAL_WRITE)
+            step = after_findings(member.script_id, member.source.name, report.as_json())
+            with of_member(member):
+                phase = member.declared.migration.shown(Phase.DUAL_WRITE)
                 raise refusal("rows-differ-frozen", rows=wrong(report), next=step, phase=phase)
 
 
@@ -181,10 +181,10 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
     hook failed before the cutover."""
     by = run.options.freeze_by
     if by is not None and run.clock.ticks() >= by:
-        late = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
-        raise GateClosed(end, [late], hint=asks_again(run, Phase.CUTOVER))
-    for one in run.together:
-        await one.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
+        reason = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
+        raise GateClosed(end, [reason], hint=asks_again(run, Phase.CUTOVER))
+    for member in run.together:
+        await member.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
 
 
 # --- freezes -----------------------------------------------------------------------------------------------
@@ -209,41 +209,41 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     side: Side = SOURCE if start is ControlPhase.DUAL_WRITE else TARGET
     runs = run.together
     checked: dict[str, str] = {}
-    for one in runs:
-        control = await one.control.read()
+    for member in runs:
+        control = await member.control.read()
         if control is None or control.phase is not start:
-            raise refusal("not-in-phase", script=one.script_id, phase=start)
+            raise refusal("not-in-phase", script=member.script_id, phase=start)
         # Slow work, and all that can refuse, before the freeze and for all members, while writes go on.
-        await wait_until_heard(one, control)
-        with of_member(one):
-            settled = await settle_stale(one, side)
+        await wait_until_heard(member, control)
+        with of_member(member):
+            settled = await settle_stale(member, side)
             if settled.failed:
                 unsettled = f"{settled.failed} intents of the journal cannot be settled"
-                raise GateClosed(end, [unsettled], hint=unsettled_hint(one))
-        one.crossed = {"clients": 0, "intents_settled": settled.settled}
+                raise GateClosed(end, [unsettled], hint=unsettled_hint(member))
+        member.crossed = {"clients": 0, "intents_settled": settled.settled}
         if end is ControlPhase.CUTOVER:
-            checked[one.script_id] = await one.restricted.server_time()
-            last = one.state.latest_verification(one.script_id)
-            with of_member(one):
-                await _require_claims(one, control.updated_at if last is None else last.started_at)
+            checked[member.script_id] = await member.restricted.server_time()
+            last = member.state.latest_verification(member.script_id)
+            with of_member(member):
+                await _require_claims(member, control.updated_at if last is None else last.started_at)
     await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
-        for one in runs:
-            with of_member(one):
+        for member in runs:
+            with of_member(member):
                 # No table is scanned here, except where the journal proves nothing (`_drained`).
-                await _drained(one, await _as_moved(one, run, frozen), side, end, deadline)
+                await _drained(member, await _as_moved(member, run, frozen), side, end, deadline)
                 if end is ControlPhase.CUTOVER:
-                    await _require_claims(one, checked[one.script_id])
+                    await _require_claims(member, checked[member.script_id])
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
         left = await leave_freeze(run, start, only=frozen.move_id)
         frozen_ms = round(deadline.elapsed_s * 1000)
         details = {"to": start, "error": type(error).__name__, "freeze_ms": frozen_ms}
-        for one in runs:
-            one.state.audit("freeze-given-up", one.script_id, details)
+        for member in runs:
+            member.state.audit("freeze-given-up", member.script_id, details)
         if left and isinstance(error, RekeyError):
             kept = (error.kept or "everything").rstrip(".")
             error.kept = (
@@ -253,10 +253,10 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
             await run.tell(HookEvent.DIVERGENCE)
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
-    for one in runs:
-        await wait_for_clients(one, await _as_moved(one, run, after))
-        one.crossed |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
-        one.state.audit("freeze", one.script_id, {"to": end, **one.crossed})
+    for member in runs:
+        await wait_for_clients(member, await _as_moved(member, run, after))
+        member.crossed |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
+        member.state.audit("freeze", member.script_id, {"to": end, **member.crossed})
 
 
 async def _as_moved(run: Run, mover: Run, row: ControlRow) -> ControlRow:
@@ -324,19 +324,19 @@ async def undo(run: Run) -> Counters | None:
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
         return run.crossed or None
-    for one in run.together:
-        with of_member(one):
-            await _require_way_back(one)
+    for member in run.together:
+        with of_member(member):
+            await _require_way_back(member)
     if run.is_delta:
         await _copy_back(run, now)
         return run.crossed
-    for one in run.together:
+    for member in run.together:
         # Before the control row moves: verifications up to now do not open the gate of a later cutover.
-        one.state.set_fact(one.script_id, RETURNED_AFTER, str(last_number(one)))
-        await one.control.mark_changed()  # nor those in the state file of another machine
+        member.state.set_fact(member.script_id, RETURNED_AFTER, str(last_number(member)))
+        await member.control.mark_changed()  # nor those in the state file of another machine
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
-    for one in run.together:
-        one.crossed = {}
+    for member in run.together:
+        member.crossed = {}
     return None
 
 
@@ -361,22 +361,22 @@ async def _require_way_back(run: Run) -> None:
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
     """Copy the target rows written since cutover to the source, verify, then move the control row."""
-    for one in run.together:
-        with of_member(one):
-            await _check_back(one, now)
+    for member in run.together:
+        with of_member(member):
+            await _check_back(member, now)
     if now.phase is ControlPhase.CUTOVER:
         await _about_to_freeze(run, ControlPhase.DUAL_WRITE)
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:
-        for one in run.together:
-            with of_member(one):
-                await _bring_back(one, now)
-                await _prove_the_way_back(one)
+        for member in run.together:
+            with of_member(member):
+                await _bring_back(member, now)
+                await _prove_the_way_back(member)
     except Exception:
         await leave_freeze(run, ControlPhase.CUTOVER)
         raise
-    for one in run.together:
-        one.state.set_fact(one.script_id, WATERMARK, await one.source_time())
+    for member in run.together:
+        member.state.set_fact(member.script_id, WATERMARK, await member.source_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
 
 

@@ -73,19 +73,21 @@ async def run(run: Run) -> Counters:
     await until_quiet(run)  # an earlier run that was rolled back may have requests in flight
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
-    made = 0
+    created = 0
     for name in run.declared.migration.table_names:
         try:
-            made += await run.tables.create_table(name)
+            created += await run.tables.create_table(name)
         except TableBeingDeleted:
             what = f"target table {name} is still being deleted by the service"
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     names = (run.source.name, *run.declared.migration.table_names)
-    for elsewhere in sorted({is_elsewhere(name) for name in names}):
+    for in_target_account in sorted({is_elsewhere(name) for name in names}):
         with on_top(OnTop.PROBES):
-            await _try_odd_keys(run, f"{PROBE_TABLE}{secrets.token_hex(8)}{ELSEWHERE if elsewhere else ''}")
-    return {"tables_created": made}
+            await _try_odd_keys(
+                run, f"{PROBE_TABLE}{secrets.token_hex(8)}{ELSEWHERE if in_target_account else ''}"
+            )
+    return {"tables_created": created}
 
 
 async def _try_odd_keys(run: Run, name: str) -> None:

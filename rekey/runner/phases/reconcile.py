@@ -88,10 +88,10 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
     since, began = _watermark(run), run.clock.rising()
     counters, report = await compare(run)
     took_s = run.clock.rising() - began
-    brought = _changed(counters)
+    repaired = _changed(counters)
     # Passes and a sweep before it would be made under freeze as well.
     read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s
-    bring_s = (took_s - read_s) / brought if brought >= _ENOUGH else ASSUMED_BRING_S
+    bring_s = (took_s - read_s) / repaired if repaired >= _ENOUGH else ASSUMED_BRING_S
     rows = report.source_rows + report.target_rows
     before_it = measured(run)
     if run.share < 1 and before_it is not None and before_it.rows:
@@ -111,7 +111,7 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
-    at, changes_per_s = run.clock.ticks(), max(brought / max(1.0, covered), waiting / max(1.0, open_s))
+    at, changes_per_s = run.clock.ticks(), max(repaired / max(1.0, covered), waiting / max(1.0, open_s))
     keep(run, Measured(format_ticks(at), read_s, look_s, bring_s, waiting, changes_per_s, rows))
     return counters, report
 
