@@ -35,7 +35,7 @@ class ClientFacts:
         fingerprints: of the secrets it has, by name.
         view: `old` or `new`.
         name: for people; given by the application.
-        elsewhere: the endpoint of the target account; "" if no table of the migration is there.
+        target_account: the endpoint of the target account; "" if no table of the migration is there.
     """
 
     script_id: str
@@ -43,7 +43,7 @@ class ClientFacts:
     fingerprints: Mapping[str, str]
     view: str
     name: str = ""
-    elsewhere: str = ""
+    target_account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
         return Reading(before, lost, lost.code)
     if now is None:
         return Reading(None)
-    if now.digest == facts.digest and not is_same_account(now.elsewhere, facts.elsewhere):
+    if now.digest == facts.digest and not is_same_account(now.target_account, facts.target_account):
         refusal = Refusal(
             TARGETS_MOVED,
             f"the account of targets of this client is not the one that {facts.script_id} began with",
-            f"give it {now.elsewhere} as targets_endpoint, or as [targets] endpoint",
+            f"give it {now.target_account} as targets_endpoint, or as [targets] endpoint",
             reads_too=facts.view == "new",
         )
         return Reading(now, refusal, TARGETS_MOVED)  # in every phase: its writes would go elsewhere

@@ -80,12 +80,12 @@ class Limit:
         self.refused += refused
         return True
 
-    def is_pushed_back(self, answers: int, refused: int, elsewhere: float = 0.0) -> bool:
-        """Tell whether more answers are refusals than is usual and than chance explains. `elsewhere`: the
-        share of refusals among other answers."""
+    def is_pushed_back(self, answers: int, refused: int, outside: float = 0.0) -> bool:
+        """Tell whether more answers are refusals than is usual and than chance explains. `outside`: the share
+        of refusals among other answers."""
         if refused < _LEAST_REFUSED:
             return False
-        usual = max(self.usual if self.is_settled else _USUAL, elsewhere)
+        usual = max(self.usual if self.is_settled else _USUAL, outside)
         by_chance = _DEVIATIONS * math.sqrt(usual * (1 - usual) / answers)
         return refused / answers > usual + by_chance
 
@@ -207,10 +207,12 @@ class ServiceRates:
         due = {place: limit for place, limit in self.partitions.items() if limit.is_due(now)}
         hot = {
             place
-            for place, one in due.items()
-            if one.is_pushed_back(one.answers, one.refused, self._elsewhere(place))
+            for place, limit in due.items()
+            if limit.is_pushed_back(limit.answers, limit.refused, self._share_outside(place))
         }
-        guilty = self._guilty(hot | {place for place, one in self.partitions.items() if not one.is_settled})
+        guilty = self._guilty(
+            hot | {place for place, limit in self.partitions.items() if not limit.is_settled}
+        )
         for limit in (self.account, *self.kinds.values(), *self.partitions.values()) if guilty else ():
             limit.halve(now) if limit in guilty else limit.drain(now)
         if not guilty:
@@ -220,10 +222,12 @@ class ServiceRates:
                 limit.halve(now) if place in hot else limit.grow(now)
         self._answers.clear()
         self._refused.clear()
-        self.partitions = {place: one for place, one in self.partitions.items() if now - one.used < _IDLE_S}
+        self.partitions = {
+            place: limit for place, limit in self.partitions.items() if now - limit.used < _IDLE_S
+        }
         return bool(guilty or hot)
 
-    def _elsewhere(self, place: Place) -> float:
+    def _share_outside(self, place: Place) -> float:
         """Return the share of refusals outside a partition; 0 where hardly anything else was asked."""
         answers = self._answers.total() - self._answers[place]
         refused = self._refused.total() - self._refused[place]

@@ -58,9 +58,9 @@ class BackPropagator:
                 differing.append(row)
 
         async def compare(rows: dict[EntityKey, Row]) -> None:
-            found = await read_keys(self.source, list(rows))
+            source_rows = await read_keys(self.source, list(rows))
             for source_key, row in rows.items():
-                source_row = found.get(source_key)
+                source_row = source_rows.get(source_key)
                 if source_row is None or not stands_for(self.mapper, source_row, row):
                     differing.append(row)
 

@@ -88,29 +88,29 @@ class BatchBuffer:
     def __init__(self, table: Table, windows: int, numbers: Collection[int] = ()) -> None:
         self.table = table
         self.numbers = numbers
-        self.together = len(numbers) > 1
-        self.unit = attrgetter("source" if self.together else "key")
+        self.in_units = len(numbers) > 1
+        self.unit = attrgetter("source" if self.in_units else "key")
         self._size_of = table.encoded_size
         self._windows = windows
-        self._held: dict[str, list[Write]] = {}
+        self._pending: dict[str, list[Write]] = {}
 
     def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
         """Add writes of a partition; return the batches full now, and writes whose key is already held: of
         two rows that want one key the later is returned, and propagate decides."""
-        writes = self._held.pop(partition, [])
+        writes = self._pending.pop(partition, [])
         twice: list[Write] = []
         if writes:
             known = {write.row[ROW_KEY] for write in writes}
             met = {self.unit(write) for write in members if write.row[ROW_KEY] in known}
             twice = [write for write in members if met and self.unit(write) in met]
             members = [write for write in members if not met or self.unit(write) not in met]
-        if self.together:
+        if self.in_units:
             units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
             full = list(cut_units(_by_source(writes) + units, self._size_of))
         else:
             full = list(cut(writes + in_order(members), self._size_of))
         if len(full[-1]) < MAX_BATCH_OPERATIONS:
-            self._held[partition] = full.pop()
+            self._pending[partition] = full.pop()
         return full, twice
 
     def release(self, newest: int) -> Iterator[list[Write]]:
@@ -119,12 +119,12 @@ class BatchBuffer:
         limit = newest - self._windows
         due = [
             name
-            for name, writes in self._held.items()
+            for name, writes in self._pending.items()
             if min([write.window.number for write in writes]) <= limit
         ]
         for name in due:
-            yield self._held.pop(name)
+            yield self._pending.pop(name)
 
     def release_all(self) -> Iterator[list[Write]]:
-        held, self._held = self._held, {}
-        yield from held.values()
+        pending, self._pending = self._pending, {}
+        yield from pending.values()

@@ -33,8 +33,8 @@ class Copied:
 
     def add(self, other: Copied) -> None:
         """Add another window's figures."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for figure in fields(self):
+            setattr(self, figure.name, getattr(self, figure.name) + getattr(other, figure.name))
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class CopyWindow:
     writes: int = 0
     written: int = 0
     # Rows reported as progress: as large a part of all rows as is written.
-    told: int = 0
+    reported: int = 0
 
     @property
     def nearly_done(self) -> bool:
@@ -83,7 +83,7 @@ class CopyWindow:
     def more(self) -> int:
         """Return how many rows, in proportion to what is written, were not reported as progress yet."""
         upto = self.copied.rows * min(self.written, self.writes) // max(1, self.writes)
-        more, self.told = upto - self.told, upto
+        more, self.reported = upto - self.reported, upto
         return more
 
 

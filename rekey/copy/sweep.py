@@ -57,12 +57,14 @@ class DigestParts:
 
     def read(self, prefix: str) -> set[str]:
         """Return all digests that start with a two-character prefix."""
-        found = set(self._buffers.get(prefix, ()))
+        digests = set(self._buffers.get(prefix, ()))
         path = self._part(prefix)
         if path.exists():
             text = path.read_text(encoding="ascii")
-            found.update(text[at : at + _DIGEST_CHARACTERS] for at in range(0, len(text), _DIGEST_CHARACTERS))
-        return found
+            digests.update(
+                text[at : at + _DIGEST_CHARACTERS] for at in range(0, len(text), _DIGEST_CHARACTERS)
+            )
+        return digests
 
     def _part(self, prefix: str) -> Path:
         return Path(self._temporary.name) / prefix

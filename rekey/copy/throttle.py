@@ -81,32 +81,32 @@ class Throttle:
     # As in `Rates`.
     begins: int | None = None
     # The throttle of the target account, with rates by that account's own answers; None if there is none.
-    elsewhere: Throttle | None = field(default=None, init=False)
+    target_account: Throttle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.given = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
-        self._looked: int | None = None
+        self.configured = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
+        self._polled_at: int | None = None
         self._account = _Lane()
         self._kinds: defaultdict[Kind, _Lane] = defaultdict(_Lane)
         self._partitions: dict[Hashable, _Lane] = {}
         self._pace = Pace(self._now)
         self._service: ServiceRates | None = None
 
-    def begin_elsewhere(self) -> None:
+    def begin_target_account(self) -> None:
         """Create the throttle of the target account."""
-        rates = self.given
-        self.elsewhere = Throttle(
+        rates = self.configured
+        self.target_account = Throttle(
             rates.account,
             self.clock,
             rates.partition,
-            lambda _given: self.look(),
+            lambda _configured: self.poll(),
             self.stopping,
             rates.begins,
         )
 
     def of(self, table: str) -> Throttle:
         """Return the throttle of the account that holds a table."""
-        return self.elsewhere if self.elsewhere is not None and is_elsewhere(table) else self
+        return self.target_account if self.target_account is not None and is_elsewhere(table) else self
 
     @property
     def service(self) -> ServiceRates | None:
@@ -144,18 +144,18 @@ class Throttle:
         if is_refused and taken is None and kind in _SINGLE:
             service.sent(now, kind, -1)
 
-    def look(self) -> Rates:
+    def poll(self) -> Rates:
         """Return the rates that apply now; polls `steering` if that was not done for half a second."""
         now = self.clock.ticks()
-        due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
+        due = self._polled_at is None or now - self._polled_at >= _LOOK_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
-            self._looked = now
-            self.rates = self.steering(self.given)
+            self._polled_at = now
+            self.rates = self.steering(self.configured)
         return self.rates
 
     async def open(self) -> None:
         """Wait while the operator has paused the work, unless it is to stop. Sent requests are finished."""
-        while self.look().paused and not self.stopping():
+        while self.poll().paused and not self.stopping():
             await self.clock.sleep(_LOOK_SECONDS)
 
     def count(self, entities: int, partition: Hashable) -> None:
@@ -225,7 +225,7 @@ class Throttle:
         if (service := self.service) is None:
             self._pace.judge(self._now, self.rates.account)
         elif service.judge(self._now):
-            _LOG.info("the service pushed back; %s", self.told(), extra={"event": "pushed-back"})
+            _LOG.info("the service pushed back; %s", self.describe(), extra={"event": "pushed-back"})
 
     def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
         """Return unused entities to the account's rate: a page may have fewer rows than it could hold."""
@@ -251,27 +251,27 @@ class Throttle:
 
     def count_anew(self) -> None:
         """Reset the counts of entities taken."""
-        if self.elsewhere is not None:
-            self.elsewhere.count_anew()
+        if self.target_account is not None:
+            self.target_account.count_anew()
         for lane in self._partitions.values():
             lane.entities = 0
 
     def busiest(self) -> dict[str, tuple[int, float]]:
         """Return, by table, the entities that its busiest partition took since `count_anew`, and how many it
         may take a second; nothing where partitions have no rate."""
-        found = {} if self.elsewhere is None else self.elsewhere.busiest()
+        busiest = {} if self.target_account is None else self.target_account.busiest()
         for partition, lane in self._partitions.items():
             table = str(partition[0]) if isinstance(partition, tuple) else ""
-            if self.rates.partition is not None and lane.entities > found.get(table, (-1, 0.0))[0]:
-                found[table] = (lane.entities, self.rates.partition * _SHARE)
-        return found
+            if self.rates.partition is not None and lane.entities > busiest.get(table, (-1, 0.0))[0]:
+                busiest[table] = (lane.entities, self.rates.partition * _SHARE)
+        return busiest
 
-    def held(self) -> list[Held]:
+    def current_holds(self) -> list[Held]:
         """Return what holds requests back now; nothing while all that is ready is sent."""
         rates, now = self.rates, self.clock.ticks()
         if rates.paused:
             return [Held(Holds.PAUSE)]
-        holds = [] if self.elsewhere is None else self.elsewhere.held()
+        holds = [] if self.target_account is None else self.target_account.current_holds()
         if self._pace.rate is not None:
             holds.append(Held(Holds.REFUSALS, round(self._pace.rate)))
         elif rates.account is not None and self._account.next > now:
@@ -298,12 +298,12 @@ class Throttle:
 
         return at_a_rate(Taken(refused, again, partition))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the rates of the account that apply now in words; "" for no limit."""
         kinds = [] if self.service is None else sorted(map(Kind, self.service.kinds))
         rates = [("", self._account_rate()), *((f" by {kind}", self._kind_rate(kind)) for kind in kinds)]
         own = ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
-        return own if self.elsewhere is None else f"{own}; in [targets] {self.elsewhere.told()}"
+        return own if self.target_account is None else f"{own}; in [targets] {self.target_account.describe()}"
 
     def _partition_rate(self, kind: Kind, partition: Hashable) -> float | None:
         """Entities a second of a partition, times `_SHARE`; None for no limit."""
@@ -365,7 +365,11 @@ class Throttle:
         if lane is None:
             if len(self._partitions) >= _MOST_LANES:
                 now = self.clock.ticks()
-                busy = {k: one for k, one in self._partitions.items() if one.next > now or one.turn.locked()}
+                busy = {
+                    k: other
+                    for k, other in self._partitions.items()
+                    if other.next > now or other.turn.locked()
+                }
                 self._partitions = busy
             lane = self._partitions[partition] = _Lane()
         return lane
@@ -377,11 +381,11 @@ def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
     if config.limits.follows and config.restricted.is_same_as(config.tables):
         return throttle
     same = config.targets is not None and config.restricted.is_same_as(config.targets)
-    if config.limits.follows and same and throttle.elsewhere is not None:
-        return throttle.elsewhere
+    if config.limits.follows and same and throttle.target_account is not None:
+        return throttle.target_account
 
-    def rates(_given: Rates) -> Rates:
-        now = throttle.look()
+    def rates(_configured: Rates) -> Rates:
+        now = throttle.poll()
         return Rates(paused=now.paused, begins=now.begins)
 
     return Throttle(clock=throttle.clock, steering=rates, stopping=throttle.stopping)
@@ -395,7 +399,7 @@ def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None
             restricted.heard(kind, status, seconds)
 
     *of_tables, restricted_account = accounts.services
-    for account, own in zip(of_tables, (throttle, throttle.elsewhere), strict=False):
+    for account, own in zip(of_tables, (throttle, throttle.target_account), strict=False):
         if isinstance(account, AzureTableService) and own is not None:
             account.listen(own.heard, own.admit)
     if isinstance(restricted_account, AzureTableService) and restricted_account not in of_tables:

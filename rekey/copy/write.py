@@ -91,9 +91,9 @@ class Copier:
                         wanted[target.partition][target.key] = (source_key, row)
 
             async def compare(rows: dict[EntityKey, tuple[EntityKey, Row]], table: Table = table) -> None:
-                found = await read_keys(table, list(rows))
+                target_rows = await read_keys(table, list(rows))
                 for key, (source_key, row) in rows.items():
-                    if key not in found or not same_content(row, found[key]):
+                    if key not in target_rows or not same_content(row, target_rows[key]):
                         differing.add(source_key)
 
             await for_each(wanted.values(), compare, limit=self.concurrency)
@@ -110,11 +110,11 @@ class BatchWriter:
         self._advance = advance
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
-        together = propagator.mapper.together
-        apart = [{number} for number in range(len(copier.targets)) if number not in together]
+        co_located = propagator.mapper.together
+        apart = [{number} for number in range(len(copier.targets)) if number not in co_located]
         self._targets = [
             BatchBuffer(whole(copier.targets[min(numbers)]), TARGET_WINDOWS, numbers)
-            for numbers in [*([together] if together else []), *apart]
+            for numbers in [*([co_located] if co_located else []), *apart]
         ]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
@@ -202,7 +202,7 @@ class BatchWriter:
 
         window.copied.propagated = len(window.unsettled)
         await for_each(sorted(window.unsettled), settle, limit=copier.concurrency)
-        self._advance(window.copied.rows - window.told)
+        self._advance(window.copied.rows - window.reported)
         return window.copied
 
     def _packed(self, window: CopyWindow) -> None:
@@ -217,23 +217,23 @@ class BatchWriter:
             raise self._failed
         await durable
 
-    async def _hand_over(self, window: CopyWindow, held: BatchBuffer, writes: Iterator[Write]) -> None:
+    async def _hand_over(self, window: CopyWindow, buffer: BatchBuffer, writes: Iterator[Write]) -> None:
         """Pack writes of a window: begin to write full batches, hold the rest back."""
         partitions: Partitions = defaultdict(list)
-        while some := list(islice(writes, TURN_ROWS)):
-            sort_out(some, partitions)
-            if len(some) == TURN_ROWS:
+        while portion := list(islice(writes, TURN_ROWS)):
+            sort_out(portion, partitions)
+            if len(portion) == TURN_ROWS:
                 await asyncio.sleep(0)
         packed = 0
         for partition in list(partitions):
             members = partitions.pop(partition)
             packed += len(members)
-            full, twice = held.add(partition, members)
+            full, twice = buffer.add(partition, members)
             window.unsettled.update(write.source for write in twice)
             window.left += len(members) - len(twice)
             window.handed += len(members) - len(twice)
             for batch in full:
-                self._start(held, batch)
+                self._start(buffer, batch)
             if packed >= TURN_ROWS:
                 packed = 0
                 await asyncio.sleep(0)
@@ -246,23 +246,23 @@ class BatchWriter:
             for batch in buffer.release_all() if is_whole else buffer.release(self._newest):
                 self._start(buffer, batch)
 
-    def _start(self, held: BatchBuffer, batch: list[Write]) -> None:
-        task = asyncio.create_task(self._write(held, batch))
+    def _start(self, buffer: BatchBuffer, batch: list[Write]) -> None:
+        task = asyncio.create_task(self._write(buffer, batch))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
-    async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
+    async def _write(self, buffer: BatchBuffer, batch: list[Write]) -> None:
         try:
             # A batch that waits for a rate holds no slot: a partition at its limit does not hold up others.
-            of_tables = self._copier.throttle.of(held.table.name)
-            throttle = self._copier.restricted if held is self._mapping else of_tables
-            partition = (held.table.name, batch[0].row[PARTITION_KEY])
+            of_tables = self._copier.throttle.of(buffer.table.name)
+            throttle = self._copier.restricted if buffer is self._mapping else of_tables
+            partition = (buffer.table.name, batch[0].row[PARTITION_KEY])
             await throttle.take(len(batch), partition, Kind.BATCH)
             async with self._slots:
                 batch[0].window.copied.requests += 1
                 with throttle.taken(len(batch), partition, Kind.BATCH):
-                    present = await insert_absent(held.table, batch, held.unit)
-            await self._judge(held, batch, present)
+                    present = await insert_absent(buffer.table, batch, buffer.unit)
+            await self._judge(buffer, batch, present)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the waiting windows must end with any error
@@ -280,24 +280,24 @@ class BatchWriter:
             self._advance(window.more())
         self._wrote.set()
 
-    async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
+    async def _judge(self, buffer: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Count rows inserted, and mark source keys unsettled whose insert found another row. `present`: by
         key, the rows that were there already."""
         # A row that is there is never overwritten from a scan, because the scanned row may be older.
-        rows, is_mapping = self._copier.rows, held is self._mapping
+        rows, is_mapping = self._copier.rows, buffer is self._mapping
         if present and is_mapping:
             await self._copier.propagator.mapping.learn(present.values())
-        met = {write.source for write in batch if write.key in present} if held.together else set()
+        met = {write.source for write in batch if write.key in present} if buffer.in_units else set()
         for write in batch if present else ():
-            if (found := present.get(write.key)) is None:
+            if (present_row := present.get(write.key)) is None:
                 if write.source in met:
                     write.window.unsettled.add(write.source)  # not inserted either: it goes with that row
                 continue
             if is_mapping:
-                is_right = rows.read_listing(found) == rows.read_listing(write.row)
+                is_right = rows.read_listing(present_row) == rows.read_listing(write.row)
             else:
                 # The pointer is part of an index row's content, so another owner's row differs.
-                is_right = same_content(found, write.row)
+                is_right = same_content(present_row, write.row)
             if not is_right:
                 write.window.unsettled.add(write.source)
         if not is_mapping:

@@ -25,7 +25,7 @@ from rekey.errors import (
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
 from rekey.phases import FOLLOWED, ControlPhase, is_legal
-from rekey.protocol.stored import INT64, MAPPING, MOMENT, Kind, column, read, written
+from rekey.protocol.stored import INT64, MAPPING, MOMENT, ColumnCodec, column, read, written
 from rekey.tables.base import Operation, TableService, Verb
 
 CONTROL_ROW_KEY = "control"
@@ -44,11 +44,11 @@ class Maintainer(StrEnum):
     APPLICATION = "application"
 
 
-_PHASE = Kind(str, ControlPhase)
-_FLAG = Kind(bool, lambda value: value is True)
-_MAINTAINER = Kind(str, Maintainer)
-_NAMES = Kind(lambda names: json.dumps(list(names)), lambda text: tuple(json.loads(text)))
-_BYTES = Kind(
+_PHASE = ColumnCodec(str, ControlPhase)
+_FLAG = ColumnCodec(bool, lambda value: value is True)
+_MAINTAINER = ColumnCodec(str, Maintainer)
+_NAMES = ColumnCodec(lambda names: json.dumps(list(names)), lambda text: tuple(json.loads(text)))
+_BYTES = ColumnCodec(
     lambda value: base64.b64encode(value).decode("ascii"),
     lambda text: base64.b64decode(text, validate=True),
     edm.BINARY,
@@ -97,7 +97,7 @@ class ControlRow:
     # one restricted store. "" in rows of versions before 0.3.
     tables_endpoint: str = field(default="", metadata=column("TablesEndpoint", may_be_absent=True))
     # The endpoint of the target account, of tables whose names say `@targets`; "" for none.
-    elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
+    target_account: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
     # The migration's group, "" where it has none.
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
     # Random, of the last change of rows that no earlier verification covers: a write outside propagate (a

@@ -35,9 +35,9 @@ async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
         return [await waiting[0]]
     # A request in flight is never abandoned only because another one failed.
     ended = await asyncio.gather(*waiting, return_exceptions=True)
-    for one in ended:
-        if isinstance(one, BaseException):
-            raise one
+    for result in ended:
+        if isinstance(result, BaseException):
+            raise result
     return ended
 
 

@@ -127,7 +127,7 @@ class Journal:
         """
         await self._fresh()
         row = self._intent_row(intent.id, intent.client_id, epoch, intent.side, intent.key)
-        others = [one for one in intent.claimed_by if one != client_id]
+        others = [claimant for claimant in intent.claimed_by if claimant != client_id]
         row |= {"OpenMs": math.ceil(open_s * 1000), "ClaimedBy": ",".join([*others, client_id])}
         try:
             return await self.table.replace(row, etag=intent.etag)
@@ -139,7 +139,7 @@ class Journal:
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
             keys = ids[start : start + MAX_BATCH_OPERATIONS]
             if len(keys) > 1:
-                rows: list[Row] = [{PARTITION_KEY: one.partition, ROW_KEY: one.row} for one in keys]
+                rows: list[Row] = [{PARTITION_KEY: key.partition, ROW_KEY: key.row} for key in keys]
                 try:
                     await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
                 except RowMissing:
@@ -241,8 +241,8 @@ class Journal:
 
 def _age(row: Row) -> IntentAge:
     at = ticks_of(row[TIMESTAMP])
-    made = row[ROW_KEY].partition("-")[0]
-    since = min(at, int(made)) if made.isdecimal() else at
+    created = row[ROW_KEY].partition("-")[0]
+    since = min(at, int(created)) if created.isdecimal() else at
     return IntentAge(row["Client"], at, since, _open_s(row), "Settled" in row)
 
 

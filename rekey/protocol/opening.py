@@ -66,34 +66,34 @@ class Prepared:
         )
 
     @property
-    def elsewhere(self) -> str:
+    def target_account(self) -> str:
         """The endpoint of the target account, if the migration has a table there; else ""."""
         return self.targets if self.declared.migration.is_elsewhere else ""
 
     def endpoints(self, config: Config) -> str:
         """Return the endpoints of the migration's accounts, as its record in the state file has them."""
-        return " ".join(filter(None, (config.endpoints, self.elsewhere)))
+        return " ".join(filter(None, (config.endpoints, self.target_account)))
 
     def require_place(self, row: ControlRow) -> None:
         """Raise Moved for a target account other than that which a migration began with."""
-        if self.elsewhere and not is_same_account(self.elsewhere, row.elsewhere):
+        if self.target_account and not is_same_account(self.target_account, row.target_account):
             raise Moved(
                 f"the account of [targets] is not the one that {self.declared.script_id} began with",
                 kept="everything done so far; nothing was written to the other account",
-                hint=f"name {row.elsewhere} there; to move the table to another account instead:"
+                hint=f"name {row.target_account} there; to move the table to another account instead:"
                 f" {next_step('begin-anew', script=self.declared.script_id)}",
             )
 
     @cached_property
     def _read(self) -> tuple[dict[str, bytes], dict[str, SecretMissing]]:
-        found: dict[str, bytes] = {}
+        secrets: dict[str, bytes] = {}
         missing: dict[str, SecretMissing] = {}
         for name in required_secrets(self.declared.migration):
             try:
-                found[name] = self.secret(name)
+                secrets[name] = self.secret(name)
             except SecretMissing as error:
                 missing[name] = error
-        return found, missing
+        return secrets, missing
 
     @property
     def missing(self) -> tuple[SecretMissing, ...]:
@@ -191,9 +191,9 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
         if row is not None:
             prepared.require_place(row)
             require_same_secrets(script_id, row.fingerprints, prepared.fingerprints)
-        for one in rows:
-            if isinstance(prepared.wrapping, WrappingKeys) and not is_tombstone(one):
-                prepared.wrapping.require(str(one.get("WrappedBy", "?")))
+        for key_row in rows:
+            if isinstance(prepared.wrapping, WrappingKeys) and not is_tombstone(key_row):
+                prepared.wrapping.require(str(key_row.get("WrappedBy", "?")))
     except RekeyError as error:
         return error
     return None
@@ -212,13 +212,13 @@ def is_ours(prepared: Prepared, row: ControlRow, run_id: str | None) -> bool:
     return same_tables or row.digest == prepared.declared.digest
 
 
-def _is_same_home(one: str, other: str) -> bool:
+def _is_same_home(first: str, second: str) -> bool:
     """Tell whether two endpoints are of one account."""
-    if one.startswith("https:") and other.startswith("https:"):
-        return is_same_account(one, other)
+    if first.startswith("https:") and second.startswith("https:"):
+        return is_same_account(first, second)
     # An emulator has another host for every machine and container that uses it: only the account's name
     # counts.
-    return urlsplit(one).path.strip("/") == urlsplit(other).path.strip("/")
+    return urlsplit(first).path.strip("/") == urlsplit(second).path.strip("/")
 
 
 def require_same_migration(prepared: Prepared, row: ControlRow, run_id: str | None) -> None:
@@ -312,7 +312,7 @@ def connect(config: Config) -> Accounts:
         section: AzureTableService.open(
             account.endpoint,
             credential_of(account.name, account_key(account)),
-            elsewhere=section == "targets",
+            is_target_account=section == "targets",
         )
         for section, account in config.accounts.items()
     }

@@ -92,10 +92,10 @@ def as_sent(operation: Operation, before: Row | None) -> Operation:
     return Operation(verb, operation.row, etag_of(before))
 
 
-def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
+def is_lost_race(error: RekeyError, requested: Operation, sent: Operation) -> bool:
     """Tell whether an operation failed only on a condition that the caller never set, and is retried."""
     raced = isinstance(error, RowExists | RowMissing | ConditionFailed)
-    return raced and sent is not given and not is_conditional(given)
+    return raced and sent is not requested and not is_conditional(requested)
 
 
 def may_travel(error: BaseException) -> bool:

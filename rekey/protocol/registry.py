@@ -14,7 +14,7 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import ConditionFailed, RowExists, RowMissing, StateUnusable, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, etag_of
-from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, Kind, column, read, written
+from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, ColumnCodec, column, read, written
 from rekey.tables.base import SIGNED_S, Operation, TableService, Verb
 
 CLIENT_PREFIX = "client."
@@ -25,7 +25,7 @@ _ENDINGS = 10
 # A row key that sorts after every client's: ids are hexadecimal.
 _BEHIND_ALL = "client.~"
 FORMAT = 1
-_COUNTS = Kind(
+_COUNTS = ColumnCodec(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
 )
 # Seconds allowed for clocks that run at different rates and for servers of one service that disagree.

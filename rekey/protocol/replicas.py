@@ -37,88 +37,88 @@ def source_place(source_key: EntityKey) -> TargetKey:
 
 
 def follow(
-    expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
+    expected: Rows, before_write: Seen, during_write: Seen, before: Rows, ours: Collection[TargetKey]
 ) -> tuple[Writes, bool] | None:
     """Return the writes of the replicas that follow a write of the authority, and whether to reread: a row
     was absent, or not ours, and nothing is written in its place. None when only propagate can decide.
 
     Args:
         expected: the rows as they should be now.
-        early: rows read before the authority was written.
-        late: rows read while the authority was being written.
+        before_write: rows read before the authority was written.
+        during_write: rows read while the authority was being written.
         before: the rows as they should have been before the write, as far as known.
-        ours: rows of `early` and `late` that belong to this key. Others are left alone.
+        ours: rows of `before_write` and `during_write` that belong to this key. Others are left alone.
     """
     writes: Writes = []
-    look_again = False
+    reread = False
     for target, row in expected.items():
-        if target not in early and target not in late:
+        if target not in before_write and target not in during_write:
             return None
-        present = early.get(target) or late.get(target)
+        present = before_write.get(target) or during_write.get(target)
         if present is None:
             writes.append((target, Operation(Verb.INSERT, row)))
-        elif target not in ours or not _is_older(target, present, early, before):
+        elif target not in ours or not _is_older(target, present, before_write, before):
             return None
         else:
             # Even if it is as it should be: its new ETag stops a writer that read it before and would
             # overwrite it.
             writes.append((target, Operation(Verb.REPLACE, row, etag_of(present))))
-    for target, present in {**late, **early}.items():
+    for target, present in {**during_write, **before_write}.items():
         if target in expected:
             continue
         if present is None or target not in ours:
-            look_again = True
-        elif not _is_older(target, present, early, before):
+            reread = True
+        elif not _is_older(target, present, before_write, before):
             return None
         else:
             writes.append((target, Operation(Verb.DELETE, present, etag_of(present))))
-    return writes, look_again
+    return writes, reread
 
 
-def _is_older(target: TargetKey, present: Row, early: Seen, before: Rows) -> bool:
+def _is_older(target: TargetKey, present: Row, before_write: Seen, before: Rows) -> bool:
     """Tell whether a row that was read is certainly no newer than the authority's write."""
     # A row read during the write may be another writer's newer one, unless it holds what was expected before.
-    return target in early or (target in before and same_content(before[target], present))
+    return target in before_write or (target in before and same_content(before[target], present))
 
 
-def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -> bool:
+def same_content(row: Row, other: Row, ignoring: frozenset[str] = frozenset()) -> bool:
     """Tell whether two rows have the same custom properties, as (name, EDM type, canonical text); names in
     `ignoring` are not compared."""
-    ours, theirs = canonical_content(one), canonical_content(other)
+    ours, theirs = canonical_content(row), canonical_content(other)
     if ours == theirs or not ignoring:
         return ours == theirs
     return all(name in ignoring for name, *_ in set(ours) ^ set(theirs))
 
 
-def difference(expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]) -> Writes:
-    """Return the conditional writes that turn `found` into `expected`. `ignoring`: by table number, the
+def difference(expected: Rows, current: Rows, ignoring: Mapping[int, frozenset[str]]) -> Writes:
+    """Return the conditional writes that turn `current` into `expected`. `ignoring`: by table number, the
     properties that are not compared."""
     writes: Writes = []
     for target, row in expected.items():
-        present = found.get(target)
+        present = current.get(target)
         if present is None:
             writes.append((target, Operation(Verb.INSERT, row)))
         elif not same_content(row, present, ignoring.get(target.table, frozenset())):
             writes.append((target, Operation(Verb.REPLACE, row, etag_of(present))))
-    for target, present in found.items():
+    for target, present in current.items():
         if target not in expected:
             writes.append((target, Operation(Verb.DELETE, present, etag_of(present))))
     return writes
 
 
-def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Writes:
+def with_main(writes: Writes, main: Row | None, co_located: Collection[int]) -> Writes:
     """Return writes of one source key, with one of its unchanged main row added where they change secondary
     rows of its partition.
 
     Args:
         main: its main target row as read, None when there is none.
-        together: numbers of the tables whose rows share the main target's table.
+        co_located: numbers of the tables whose rows share the main target's table.
     """
     if main is None:
         return writes
     place = TargetKey(0, *key_of(main))
     beside = [
-        target for target, _ in writes if target.table in together and target.partition == place.partition
+        target for target, _ in writes if target.table in co_located and target.partition == place.partition
     ]
     if not beside or place in beside:
         return writes
@@ -127,14 +127,14 @@ def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Wr
     return [(place, Operation(Verb.REPLACE, content_of(main), etag_of(main))), *writes]
 
 
-def lacks_main(group: Writes, seen: Seen, together: Collection[int]) -> bool:
+def lacks_main(group: Writes, seen: Seen, co_located: Collection[int]) -> bool:
     """Tell whether a transaction writes a secondary row without a main row of its partition that it points
     to, as it was read or as it will be."""
     written = {place for place, _ in group}
     rows = [
         row
         for place, operation in group
-        if place.table in together and place.table > 0
+        if place.table in co_located and place.table > 0
         for row in (operation.row, seen.get(place))
     ]
     return any(TargetKey(0, *main) not in written for main in pointed(rows, group[0][0].partition))
@@ -146,11 +146,11 @@ def pointed(rows: Iterable[Row | None], partition: str) -> set[EntityKey]:
     return {pointer for pointer in pointers if pointer.partition == partition}
 
 
-def transactions(writes: Writes, together: Collection[int]) -> list[Writes]:
+def transactions(writes: Writes, co_located: Collection[int]) -> list[Writes]:
     """Return writes as they are sent: main and secondary rows of one partition together, all others alone."""
     groups: defaultdict[object, Writes] = defaultdict(list)
     for place, operation in writes:
-        groups[place.partition if place.table in together else place].append((place, operation))
+        groups[place.partition if place.table in co_located else place].append((place, operation))
     most = MAX_BATCH_OPERATIONS  # more only with leftovers of several changes
     return [group[at : at + most] for group in groups.values() for at in range(0, len(group), most)]
 
@@ -188,7 +188,7 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
     # Copies of the source's Timestamp do not count: the service sets it.
     timed = mapper.timestamp_copies[0]
     if names := {name for name, *_ in set(now) ^ set(then) if name not in timed}:
-        return f"the way back would lose or change these properties: {', '.join(sorted(names))}"
+        return f"rollback would lose or change these properties: {', '.join(sorted(names))}"
     return None
 
 

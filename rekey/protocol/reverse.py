@@ -131,7 +131,7 @@ class ReversePropagator(Propagator):
         with suppress(Collision):  # the row is the former owner's again: the next round sees it
             await super()._claim(source_key, forward, targets, tally)
 
-    def _main_of(self, _expected: Rows, _found: Rows, authority: Row | None) -> Row | None:
+    def _main_of(self, _expected: Rows, _current: Rows, authority: Row | None) -> Row | None:
         return authority
 
     async def _authority(self, source_key: EntityKey) -> Row | None:

@@ -15,7 +15,7 @@ from rekey.model import TYPE_SUFFIX, Row
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnCodec:
     """How values of one kind are written and read, and their EDM type where JSON alone does not show it."""
 
     write: Callable[[Any], Any]
@@ -27,47 +27,47 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-PLAIN = Kind(_as_it_is, _as_it_is)
-TEXT = Kind(str, _as_it_is)
-WHOLE = Kind(_as_it_is, int)
-INT64 = Kind(str, int, edm.INT64)
-MOMENT = Kind(str, _as_it_is, edm.DATETIME)
-MAPPING = Kind(lambda value: json.dumps(dict(value), sort_keys=True), json.loads)
+PLAIN = ColumnCodec(_as_it_is, _as_it_is)
+TEXT = ColumnCodec(str, _as_it_is)
+WHOLE = ColumnCodec(_as_it_is, int)
+INT64 = ColumnCodec(str, int, edm.INT64)
+MOMENT = ColumnCodec(str, _as_it_is, edm.DATETIME)
+MAPPING = ColumnCodec(lambda value: json.dumps(dict(value), sort_keys=True), json.loads)
 # Written in whole milliseconds, rounded up: too long is safe.
-SECONDS = Kind(lambda value: math.ceil(value * 1000), lambda value: int(value) / 1000)
+SECONDS = ColumnCodec(lambda value: math.ceil(value * 1000), lambda value: int(value) / 1000)
 
 
-def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:
+def column(name: str, codec: ColumnCodec = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:
     """Return the dataclass metadata of a field that is stored. `may_be_absent`: another version, or an
     earlier phase, has no such column; the field has a default, and is not written where it is None or ""."""
-    return {"column": name, "kind": kind, "may_be_absent": may_be_absent}
+    return {"column": name, "kind": codec, "may_be_absent": may_be_absent}
 
 
 def written(value: Any) -> Row:
     """Return the columns of a dataclass instance, with their type annotations."""
     row: Row = {}
     of: type = type(value)
-    for field, said in _columns(of):
+    for field, metadata in _columns(of):
         content = getattr(value, field)
-        if said["may_be_absent"] and content in (None, ""):
+        if metadata["may_be_absent"] and content in (None, ""):
             continue
-        name, kind = said["column"], said["kind"]
-        row[name] = kind.write(content)
-        if kind.edm:
-            row[name + TYPE_SUFFIX] = kind.edm
+        name, codec = metadata["column"], metadata["kind"]
+        row[name] = codec.write(content)
+        if codec.edm:
+            row[name + TYPE_SUFFIX] = codec.edm
     return row
 
 
-def read(kind: type, row: Row) -> dict[str, Any]:
+def read(of: type, row: Row) -> dict[str, Any]:
     """Return the fields of the dataclass `kind` that a row holds, by name. Raises KeyError, ValueError,
     TypeError, AttributeError for an absent or invalid column."""
     return {
-        name: said["kind"].read(row[said["column"]])
-        for name, said in _columns(kind)
-        if said["column"] in row or not said["may_be_absent"]
+        name: metadata["kind"].read(row[metadata["column"]])
+        for name, metadata in _columns(of)
+        if metadata["column"] in row or not metadata["may_be_absent"]
     }
 
 
 @cache
-def _columns(kind: type) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(field.name, field.metadata) for field in fields(kind) if "column" in field.metadata]
+def _columns(of: type) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(field.name, field.metadata) for field in fields(of) if "column" in field.metadata]

@@ -87,7 +87,7 @@ class Company:
         still arrive although its time is over."""
         over = self.over_at(intent)
         return self.unquiet or any(
-            self._may_be_suspended(one, over) for one in (intent.client_id, *intent.claimed_by)
+            self._may_be_suspended(client_id, over) for client_id in (intent.client_id, *intent.claimed_by)
         )
 
     def _may_be_suspended(self, client_id: str, over: int) -> bool:

@@ -151,7 +151,7 @@ class Session:
 
     def beat(self) -> None:
         """Write this runner's pulse."""
-        holds = () if self._rates is None else tuple(self._rates[0].held())
+        holds = () if self._rates is None else tuple(self._rates[0].current_holds())
         pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, holds, self.following))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -282,7 +282,7 @@ class Session:
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
             tables_endpoint=self.config.tables.endpoint,
-            elsewhere=prepared.elsewhere,
+            target_account=prepared.target_account,
         )
         row = await control.create(first)
         self._guard(prepared, row)
@@ -350,7 +350,7 @@ class Session:
             service = throttle.service
             is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
-                text = f"rates followed the service; at the end {throttle.told()}"
+                text = f"rates followed the service; at the end {throttle.describe()}"
                 self.progress.note(f"{run.script_id}: {text}")
             # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
             if not await hand_over(run):
@@ -413,7 +413,7 @@ class Session:
             begins=ACCOUNT_TARGET if limits.follows else None,
         )
         if self.config.targets is not None:
-            throttle.begin_elsewhere()
+            throttle.begin_target_account()
         restricted_rates = restricted_throttle(throttle, self.config)
         listen(self.accounts, throttle, restricted_rates)
         return throttle, restricted_rates

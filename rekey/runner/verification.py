@@ -108,7 +108,7 @@ def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[N
     async def take(table: str, rows: int, partition: Hashable | None) -> None:
         nonlocal due
         if run.share < 1:
-            rate = (throttle.look().account or ACCOUNT_TARGET) * run.share
+            rate = (throttle.poll().account or ACCOUNT_TARGET) * run.share
             due = max(due, run.clock.rising()) + rows / rate
         own = due
         while run.share < 1 and (left := own - run.clock.rising()) > 0:

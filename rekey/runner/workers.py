@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rekey.copy.workers.driver import Driver, Job, Pool
 from rekey.copy.workers.opened import travel_key
 from rekey.copy.workers.summing import actual_sums, packed_buckets, unsealed
-from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
+from rekey.copy.workers.tasks import Basis, Ended, Result, Task, TaskKind
 from rekey.core.distribution import VERSION
 from rekey.core.progress import Advance
 from rekey.core.spill import Spill
@@ -83,7 +83,7 @@ class Workers:
         def divides_partition() -> bool:
             # A rate that the operator set holds for all tasks together. The default is not divided: each
             # worker learns from the service's refusals what it can take.
-            is_steered = throttle.rates.partition != throttle.given.partition
+            is_steered = throttle.rates.partition != throttle.configured.partition
             return is_steered or run.config.limits.partition_entities_per_second is not None
 
         return Driver(
@@ -93,14 +93,14 @@ class Workers:
             term=term,
             clock=run.clock,
             slice_s=run.config.executor.slice_s,
-            rates=throttle.look,
+            rates=throttle.poll,
             divides_partition=divides_partition,
             requests=run.by_workers,
             check=run.still_alone,
             stop_requested=run.stop.requested,
         )
 
-    def task(self, kind: Kind, rest: KeyRange, **more: Any) -> Task:
+    def task(self, kind: TaskKind, rest: KeyRange, **more: Any) -> Task:
         """Return the task for what is left of a range."""
         after, upto = self.keys.to_text("after", rest.after), self.keys.to_text("upto", rest.upto)
         return Task(kind, self.basis, after=after or "", upto=upto or "", **more)
@@ -121,7 +121,7 @@ class Workers:
                 not_stored = 0
                 checkpoint(work)
 
-        job = _Reading(self, ctx, Kind.SUM, partial(_add_sums, ctx, work), work.parts.append, taken)
+        job = _Reading(self, ctx, TaskKind.SUM, partial(_add_sums, ctx, work), work.parts.append, taken)
         whole = await self._compare(job, left)
         checkpoint(work)
         if not whole:
@@ -141,7 +141,7 @@ class Workers:
                 spill.put(record)
             ctx.advance(result.rows)
 
-        job = _Reading(self, ctx, Kind.FIND, received, buckets=packed_buckets(differing))
+        job = _Reading(self, ctx, TaskKind.FIND, received, buckets=packed_buckets(differing))
         again = [Part(part.table, part.within) for part in worth_reading(parts, differing, ctx.mapper)]
         if not await self._compare(job, again):
             ctx.stop()
@@ -190,7 +190,7 @@ class _Copying(Job[Segment]):
         return replace(piece, upto=middle), self._run.state.split_segment(piece, middle)
 
     def task(self, piece: Segment) -> Task:
-        return self._workers.task(Kind.COPY, piece.rest)
+        return self._workers.task(TaskKind.COPY, piece.rest)
 
     def take(self, piece: Segment, result: Result) -> Segment | None:
         """Checkpoint a segment by a result; return what is left, None when it is done."""
@@ -221,7 +221,7 @@ class _Reading(Job[Part]):
     workers: Workers
     ctx: ReconcileContext
     # `SUM` to sum up, `FIND` to return the rows of `buckets`.
-    kind: Kind
+    kind: TaskKind
     # Takes over the content of a result, before its cursor; raises ValueError for content not asked for.
     received: Callable[[Part, Result], None]
     added: Callable[[Part], None] = lambda _part: None

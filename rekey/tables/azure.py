@@ -60,7 +60,7 @@ class AzureTableService:
 
     Attributes:
         endpoint: without a trailing slash.
-        elsewhere: whether this is the target account: the names of its tables end with `@targets` everywhere
+        is_target_account: whether this is the target account: its tables are named `NAME@targets` everywhere
             but on the wire.
         sizes: page sizes, by table and selection.
 
@@ -71,7 +71,7 @@ class AzureTableService:
     endpoint: str
     _transport: Transport
     _requester: Requester
-    elsewhere: bool = False
+    is_target_account: bool = False
     sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
     @classmethod
@@ -86,7 +86,7 @@ class AzureTableService:
         clock: Clock | None = None,
         proxies: Mapping[str, str] | None = None,
         connection_verify: bool | str = True,
-        elsewhere: bool = False,
+        is_target_account: bool = False,
     ) -> AzureTableService:
         """Return a service; the first request connects.
 
@@ -99,7 +99,7 @@ class AzureTableService:
             clock: times the waits between attempts.
             proxies: address of the proxy by scheme; overrides the environment.
             connection_verify: whether the server's certificate is checked, or a file of those to trust.
-            elsewhere: whether this is the target account.
+            is_target_account: whether this is the target account.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -113,7 +113,7 @@ class AzureTableService:
         )
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
-        return cls(endpoint, transport, requester, elsewhere)
+        return cls(endpoint, transport, requester, is_target_account)
 
     @property
     def last_open(self) -> float | None:
@@ -143,17 +143,17 @@ class AzureTableService:
 
     def table(self, name: str) -> AzureTable:
         """Return a handle on a table; sends no request. Raises RequestRejected for an impossible name."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         return AzureTable(self, name, self._requester)
 
     def shared(self, name: str) -> AzureTable:
         """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         policy = replace(self._requester.policy, repeats_open_writes=False, content_settles=False)
         return AzureTable(self, name, replace(self._requester, policy=policy), SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         body = orjson.dumps({"TableName": own_name(name)})
         request = Request("POST", "Tables", f"create table {name}", {**wire.COMMON_HEADERS, **_SENDING}, body)
         outcome = await self._requester.call(request, read_done)
@@ -170,7 +170,7 @@ class AzureTableService:
 
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none, or it is being deleted already."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         request = Request(
             "DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", wire.COMMON_HEADERS
         )
@@ -182,7 +182,7 @@ class AzureTableService:
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs permission to read only that table."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         path = f"{own_name(name)}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
         request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
         try:

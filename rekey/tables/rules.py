@@ -28,15 +28,15 @@ class Written(NamedTuple):
     is_foreseen: bool
 
 
-def check_table_name(name: str, *, elsewhere: bool = False) -> None:
+def check_table_name(name: str, *, in_target_account: bool = False) -> None:
     """Raise RequestRejected when the service would refuse a table name, or the table is not in this account
-    (`elsewhere`: the target account).
+    (`in_target_account`: the target account).
 
     Source: "Understanding the Table service data model": `^[A-Za-z][A-Za-z0-9]{2,62}$`; `tables` is reserved.
     """
-    own = limits.own_name(name) if elsewhere else name
+    own = limits.own_name(name) if in_target_account else name
     fits = limits.TABLE_NAME.fullmatch(own) and own.lower() != "tables"
-    if not fits or limits.is_elsewhere(name) != elsewhere:
+    if not fits or limits.is_elsewhere(name) != in_target_account:
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 

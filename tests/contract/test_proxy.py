@@ -340,7 +340,9 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
         monkeypatch.setenv("PROXY_TARGETS_KEY", there.key)
         more += f'\n[targets]\nendpoint = "{there.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
     credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
-    async with AzureTableService.open(azurite.targets.endpoint, credential, elsewhere=True) as targets:
+    async with AzureTableService.open(
+        azurite.targets.endpoint, credential, is_target_account=True
+    ) as targets:
         both = TwoAccounts(tables_service, targets)
         await begun_in(COMPLETE, declared, both, restricted_service, there.endpoint if elsewhere else "")
     await tables_service.create_table(plain)
@@ -791,7 +793,9 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
         monkeypatch.setenv("PROXY_TARGETS_KEY", azurite.targets.key)
         more += f'\n[targets]\nendpoint = "{azurite.targets.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
     credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
-    async with AzureTableService.open(azurite.targets.endpoint, credential, elsewhere=True) as targets:
+    async with AzureTableService.open(
+        azurite.targets.endpoint, credential, is_target_account=True
+    ) as targets:
         both = TwoAccounts(tables_service, targets)
         endpoint = azurite.targets.endpoint if elsewhere else ""
         await begun_in(STATES["dual_write"], declared, both, restricted_service, endpoint)

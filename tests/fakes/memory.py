@@ -204,20 +204,20 @@ class MemoryTableService:
             and may cancel a caller there ("crash before this effect").
         deletion_seconds: how long a deleted table's name answers TableBeingDeleted.
         mood: like which service they answer.
-        elsewhere: whether this is the account of `[targets]`.
+        is_target_account: whether this is the account of `[targets]`.
     """
 
     def __init__(
         self,
         *,
-        elsewhere: bool = False,
+        is_target_account: bool = False,
         clock: Clock | None = None,
         faults: Faults | None = None,
         gate: Gate | None = None,
         deletion_seconds: float = 40.0,
         mood: Mood = Mood.AZURITE,
     ) -> None:
-        self.mood, self.elsewhere = mood, elsewhere
+        self.mood, self.is_target_account = mood, is_target_account
         self.clock: Clock = clock or SystemClock()
         self.faults: Faults = faults or NoFaults()
         self.gate: Gate = gate or _pass
@@ -237,7 +237,7 @@ class MemoryTableService:
 
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         return MemoryTable(self, name)
 
     def shared(self, name: str) -> MemoryTable:
@@ -246,7 +246,7 @@ class MemoryTableService:
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted, RequestRejected."""
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
         made = name.lower() not in self._tables

@@ -175,7 +175,7 @@ class Life:
         self.project = Project(self.folder, StormClock(self.loop))
         self.project.tables = StormService(self.storm, self.project.clock)
         self.project.restricted = StormService(self.storm, self.project.clock)
-        self.project.targets = StormService(self.storm, self.project.clock, elsewhere=True)
+        self.project.targets = StormService(self.storm, self.project.clock, is_target_account=True)
         script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
         self.elsewhere = ELSEWHERE in script
         if self.elsewhere:
@@ -364,7 +364,7 @@ class Life:
             "" if targets is None else targets.endpoint,
         )
         facts = ClientFacts(
-            SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name, prepared.elsewhere
+            SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name, prepared.target_account
         )
         plan = plan_for(prepared, facts, self.settings, 0.0)
         # Not `project.connect`: while a command is at work that gives its own handles, which repeat.

@@ -115,7 +115,7 @@ class Life:
         self.project = Project(self.folder)
         clock = self.project.clock
         self.project.tables, self.project.restricted = Connected(clock=clock), Connected(clock=clock)
-        self.project.targets = Connected(clock=Skewed(clock, -SKEW_S), elsewhere=True)
+        self.project.targets = Connected(clock=Skewed(clock, -SKEW_S), is_target_account=True)
         script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
         self.elsewhere = ELSEWHERE in script
         self.project.script(script, f"{SCRIPT}.py")

@@ -436,15 +436,15 @@ class Storm:
 class StormService(MemoryTableService):
     """Tables in memory, reached through a storm. Without an owner (set-up, judging) a call passes at once."""
 
-    def __init__(self, storm: Storm, clock: FakeClock, *, elsewhere: bool = False) -> None:
-        super().__init__(clock=clock, elsewhere=elsewhere)
+    def __init__(self, storm: Storm, clock: FakeClock, *, is_target_account: bool = False) -> None:
+        super().__init__(clock=clock, is_target_account=is_target_account)
         self.storm = storm
         self.machine: FakeClock = clock
         self.repeating: Repeating | None = None
 
     def seen_by(self, process: Process, machine: FakeClock) -> StormService:
         """Return the same tables as a process that repeats sees them, through connections of its own."""
-        seen = StormService(self.storm, self.clock, elsewhere=self.elsewhere)  # type: ignore[arg-type]
+        seen = StormService(self.storm, self.clock, is_target_account=self.is_target_account)  # type: ignore[arg-type]
         seen._tables, seen._being_deleted = self._tables, self._being_deleted
         seen.machine = machine
         seen.repeating = Repeating(machine, random.Random(f"{self.storm.seed} {process.name} repeats"))
@@ -490,7 +490,7 @@ class StormService(MemoryTableService):
         process: Process | None = OWNER.get()
         if process is None:
             return await unseen(name)
-        check_table_name(name, elsewhere=self.elsewhere)
+        check_table_name(name, in_target_account=self.is_target_account)
         allowance.check()
         try:
             done: bool = await self.storm.request(

@@ -39,7 +39,7 @@ class Begun:
     declared: Declared
     tables: TableService
     restricted: TableService
-    elsewhere: str = ""
+    target_account: str = ""
     """The endpoint of the account of targets, where a table is there."""
     store: ControlStore = field(init=False)
 
@@ -72,7 +72,7 @@ class Begun:
                 targets=migration.tables,
                 fingerprints={name: fingerprint(SECRETS[name]) for name in required_secrets(migration)},
                 id_key=new_key(),
-                elsewhere=self.elsewhere,
+                target_account=self.target_account,
             )
         )
 

@@ -265,7 +265,7 @@ class Client:
                 {"users": fingerprint(SECRET)} if "users" in declared.path.read_text() else {},
                 view,
                 name,
-                Prepared.of(project.config, declared).elsewhere,
+                Prepared.of(project.config, declared).target_account,
             ),
             settings=settings,
             settle=self._settle,

@@ -78,7 +78,7 @@ class Project:
     targets: MemoryTableService = field(init=False)
 
     def __post_init__(self) -> None:
-        self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S), elsewhere=True)
+        self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S), is_target_account=True)
         self.tables = MemoryTableService(clock=self.clock)
         self.restricted = MemoryTableService(clock=self.clock)
         (self.folder / "migrations").mkdir(parents=True, exist_ok=True)

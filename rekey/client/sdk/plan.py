@@ -119,7 +119,7 @@ class Plan:
             prepared.fingerprints,
             str(self.view),
             name,
-            prepared.elsewhere,
+            prepared.target_account,
         )
         self.settings = settings or LeaseSettings()
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
@@ -311,14 +311,21 @@ def connect(
     # client's equal claim is as good as its own, and a write that lands twice is swept or replaced.
     shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
 
-    def opened(one: Endpoint, retry: RetryPolicy = shared, *, elsewhere: bool = False) -> AzureTableService:
+    def opened(
+        account: Endpoint, retry: RetryPolicy = shared, *, is_target_account: bool = False
+    ) -> AzureTableService:
         timeouts = timeouts_for(settings)
         return AzureTableService.open(
-            one.address, one.credential, retry=retry, timeouts=timeouts, elsewhere=elsewhere, **options
+            account.address,
+            account.credential,
+            retry=retry,
+            timeouts=timeouts,
+            is_target_account=is_target_account,
+            **options,
         )
 
     return joined(
         tables=opened(tables),
-        targets=None if targets is None else opened(targets, elsewhere=True),
+        targets=None if targets is None else opened(targets, is_target_account=True),
         restricted=opened(restricted, RETRY),
     )

@@ -44,14 +44,13 @@ def load_factory(text: str, folder: Path) -> Factory:
     module, _, name = text.partition(":")
     sys.path.insert(0, str(folder))
     try:
-        found = getattr(importlib.import_module(module), name)
+        factory: Factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise refusal("executor-not-imported", executor=text, error=type(error).__name__) from None
     finally:
         sys.path.remove(str(folder))
-    if not callable(found):
+    if not callable(factory):
         raise refusal("executor-not-callable", executor=text)
-    factory: Factory = found
     return factory
 
 
@@ -90,14 +89,14 @@ class Pool:
     async def begin(self) -> None:
         """Begin an executor. Raises ConfigurationError when the factory fails."""
         try:
-            made = await asyncio.to_thread(self._factory)
+            executor = await asyncio.to_thread(self._factory)
         except RekeyError:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a library; its text may hold the task
             raise refusal("executor-not-begun", error=type(error).__name__) from None
-        if not isinstance(made, Executor):
-            raise refusal("no-executor", kind=type(made).__name__)
-        self._executor = made
+        if not isinstance(executor, Executor):
+            raise refusal("no-executor", kind=type(executor).__name__)
+        self._executor = executor
 
     async def end(self) -> None:
         """End the executor, in a thread, since it may wait for its running tasks."""

@@ -51,9 +51,9 @@ class Opened:
     restricted: Throttle = field(init=False)
 
     def __post_init__(self) -> None:
-        self.throttle = Throttle(steering=lambda _given: self.rates)
+        self.throttle = Throttle(steering=lambda _configured: self.rates)
         if self.config.targets is not None:
-            self.throttle.begin_elsewhere()
+            self.throttle.begin_target_account()
         self.restricted = restricted_throttle(self.throttle, self.config)
         listen(self.accounts, self.throttle, self.restricted)
 
@@ -61,11 +61,11 @@ class Opened:
     def rates(self) -> Rates:
         """The summed rates of all tasks at work; None where a task has no limit, or there are no tasks."""
         account = [task.entities_per_second for task in self.at_work.values()]
-        partition = [one.partition_entities_per_second for one in self.at_work.values()]
+        partition = [task.partition_entities_per_second for task in self.at_work.values()]
         return Rates(
             sum(account) if account and all(account) else None,
             sum(partition) if partition and all(partition) else None,
-            begins=sum(one.begins for one in self.at_work.values()) or None,
+            begins=sum(task.begins for task in self.at_work.values()) or None,
         )
 
     def table(self, number: int = SOURCE) -> Table:

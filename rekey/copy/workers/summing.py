@@ -43,13 +43,12 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
     if result.ended is Ended.SUPERSEDED:
         return result
     if task.table == SOURCE:
-        sums = {"source": work.source.packed()}
-        sums |= {
-            f"expected{number}": bucket_sums.packed() for number, bucket_sums in enumerate(work.expected)
-        }
+        digests = {"source": work.source}
+        digests |= {f"expected{number}": expected for number, expected in enumerate(work.expected)}
     else:
         numbers = actual_sums(opened.mapper, task.table)
-        sums = {name: work.actual[number].packed() for name, number in numbers.items()}
+        digests = {name: work.actual[number] for name, number in numbers.items()}
+    sums = {name: digest.packed() for name, digest in digests.items()}
     return replace(result, counters={"refused": work.refused}, sums=sums)
 
 
@@ -63,16 +62,16 @@ async def find_slice(opened: Opened, task: Task) -> Result:
     """Return the rows of a range that are in the task's buckets, as far as time and one answer allow."""
     differing = unpacked_buckets(task.buckets)
     not_compared = _not_compared(opened, task)
-    found: list[Record] = []
+    records: list[Record] = []
 
     def take(rows: list[Row]) -> bool:
-        found.extend(records_of(task.table, rows, opened.mapper, not_compared, differing))
-        return len(found) < MOST_RECORDS
+        records.extend(records_of(task.table, rows, opened.mapper, not_compared, differing))
+        return len(records) < MOST_RECORDS
 
     result = await _read_pages(opened, task, take)
     if result.ended is Ended.SUPERSEDED:
         return result
-    return replace(result, records=sealed(opened.keys, task.id, found))
+    return replace(result, records=sealed(opened.keys, task.id, records))
 
 
 async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bool]) -> Result:
@@ -117,8 +116,8 @@ def packed_buckets(differing: Sequence[frozenset[int]]) -> tuple[bytes, ...]:
 def unpacked_buckets(packed: Sequence[bytes]) -> list[frozenset[int]]:
     """Return the sets of buckets that `packed_buckets` packed."""
     return [
-        frozenset(8 * at + bit for at, byte in enumerate(one) if byte for bit in range(8) if byte >> bit & 1)
-        for one in packed
+        frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+        for bits in packed
     ]
 
 

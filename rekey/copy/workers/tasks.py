@@ -20,7 +20,7 @@ Plain: TypeAlias = dict[str, Any]
 FORM = 3
 
 
-class Kind(StrEnum):
+class TaskKind(StrEnum):
     """What a task asks for: copy a range, compute its digests, or find its rows in differing buckets."""
 
     COPY = "copy"
@@ -68,7 +68,7 @@ class Basis:
 class Task:
     """A slice of work. The driver sets `id`, `seconds`, `until` and the rates when it sends the task."""
 
-    kind: Kind
+    kind: TaskKind
     basis: Basis
     # Random.
     id: str = ""
@@ -177,7 +177,7 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
         kept = "everything that was checkpointed; the worker did nothing"
         hint = "install the runner's version on all workers, restart them, and run the same command again"
         raise errors.ConfigurationError(what, kept=kept, hint=hint)
-    kind, made_under, buckets = Kind(plain["kind"]), Basis(**plain["basis"]), tuple(plain["buckets"])
+    kind, made_under, buckets = TaskKind(plain["kind"]), Basis(**plain["basis"]), tuple(plain["buckets"])
     return Task(**{**plain, "kind": kind, "basis": made_under, "buckets": buckets})
 
 
@@ -187,7 +187,7 @@ def read_result(plain: object, task: Task) -> Result | None:
         return None
     try:
         ended, sent, failure = Ended(plain["ended"]), dict(plain["sent"]), plain["failure"]
-        if not sent.keys() <= COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
+        if not sent.keys() <= COUNTED or any(type(count) is not int or count < 0 for count in sent.values()):
             return None
         failed = None if failure is None else Failure(**failure)
         return Result(**{**plain, "ended": ended, "sent": sent, "failure": failed})

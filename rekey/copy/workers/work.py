@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rekey.copy.workers.copying import copy_slice
 from rekey.copy.workers.opened import Opened, identity_of, open_for
 from rekey.copy.workers.summing import find_slice, sum_slice
-from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
+from rekey.copy.workers.tasks import Basis, Ended, Failure, Plain, Result, Task, TaskKind, read_task
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError
 from rekey.project.config import Config
@@ -47,15 +47,15 @@ class Host:
         `open_for`."""
         async with self._opening:
             wanted = identity_of(basis)
-            for one in self._opened:
-                if one.identity == wanted:
-                    return one
-            for one in [one for one in self._opened if not one.at_work]:
-                self._opened.remove(one)
-                await one.accounts.close()
-            made = await open_for(basis, wanted, self._connect)
-            self._opened.append(made)
-            return made
+            for opened in self._opened:
+                if opened.identity == wanted:
+                    return opened
+            for opened in [opened for opened in self._opened if not opened.at_work]:
+                self._opened.remove(opened)
+                await opened.accounts.close()
+            opened = await open_for(basis, wanted, self._connect)
+            self._opened.append(opened)
+            return opened
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -117,8 +117,8 @@ async def carry_out(here: Host, task: Task) -> Result:
     return replace(result, sent=dict(sent))
 
 
-_WORK: dict[Kind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {
-    Kind.COPY: copy_slice,
-    Kind.SUM: sum_slice,
-    Kind.FIND: find_slice,
+_WORK: dict[TaskKind, Callable[[Opened, Task], Coroutine[Any, Any, Result]]] = {
+    TaskKind.COPY: copy_slice,
+    TaskKind.SUM: sum_slice,
+    TaskKind.FIND: find_slice,
 }

@@ -272,7 +272,7 @@ def test_the_rates_are_told_with_those_of_kinds() -> None:
     service = Service("1000000", kinds={Kind.BATCH: 3_000})
     process = of(service)
     let_work(10, process)
-    assert re.fullmatch(r"[\d,]+ entities/s, [\d,]+ entities/s by batch", process.throttle.told())
+    assert re.fullmatch(r"[\d,]+ entities/s, [\d,]+ entities/s by batch", process.throttle.describe())
 
 
 def test_a_comparison_reads_as_fast_as_the_rates_allow_and_asks_for_no_more() -> None:

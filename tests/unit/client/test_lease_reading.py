@@ -123,11 +123,11 @@ def test_another_account_of_targets_is_refused_in_every_phase(
     phase: ControlPhase, facts: ClientFacts, reads_too: bool
 ) -> None:
     """What it would write would be in tables that nobody reads."""
-    row = control(phase, elsewhere=HERE)
+    row = control(phase, target_account=HERE)
     for place in ("", "https://there.table.core.windows.net"):
-        found = reading(None, row, replace(facts, elsewhere=place))
+        found = reading(None, row, replace(facts, target_account=place))
         assert found.refusal is not None
         assert (found.refuses, found.refusal.reads_too) == ("targets-moved", reads_too)
         assert HERE in found.refusal.hint
     spelled = "https://HERE.privatelink.table.core.windows.net/"
-    assert reading(None, row, replace(facts, elsewhere=spelled)) == Reading(row)
+    assert reading(None, row, replace(facts, target_account=spelled)) == Reading(row)

@@ -20,7 +20,7 @@ from rekey.copy.workers.driver import Driver, Job, Pool, load_factory
 from rekey.copy.workers.fence import Fence, TermOver, seconds_left
 from rekey.copy.workers.opened import config_path
 from rekey.copy.workers.summing import packed_buckets, sealed, unpacked_buckets, unsealed
-from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Result, Task, read_result, read_task
+from rekey.copy.workers.tasks import Basis, Ended, Failure, Result, Task, TaskKind, read_result, read_task
 from rekey.errors import (
     Collision,
     ConfigurationError,
@@ -50,7 +50,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.memory import MemoryTableService
 
 BASIS = Basis("1.0", "/p/rekey.toml", "a b", "0001_users", "d" * 64, "r" * 32, 2, "l" * 32)
-TASK = Task(Kind.COPY, BASIS, "t1", 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))
+TASK = Task(TaskKind.COPY, BASIS, "t1", 15.0, "2024-01-01T00:01:00.0000000Z", buckets=(b"\x01",))
 KEYS = SealedKeys("0001_users", bytes(32))
 
 

@@ -390,17 +390,17 @@ def test_mapping_rows_are_under_no_rate_unless_rates_follow_the_service() -> Non
     for restricted in ("tables", "restricted"):
         mapped = restricted_throttle(fixed, config_of(restricted, 1000))
         assert mapped is not fixed
-        assert mapped.look() == Rates()
+        assert mapped.poll() == Rates()
     following = Throttle(None, FakeClock(), begins=20_000)
     assert restricted_throttle(following, config_of("tables", "auto")) is following, "one account, one limit"
     mapped = restricted_throttle(following, config_of("restricted", "auto"))
-    assert mapped.look() == Rates(begins=20_000)
+    assert mapped.poll() == Rates(begins=20_000)
 
 
 def test_a_pause_holds_mapping_rows_too_but_the_operators_rates_are_the_tables() -> None:
     said = Rates(5, 3, paused=True)
     throttle = Throttle(None, FakeClock(), steering=lambda _: said)
-    assert restricted_throttle(throttle, config_of("restricted", None)).look() == Rates(paused=True)
+    assert restricted_throttle(throttle, config_of("restricted", None)).poll() == Rates(paused=True)
 
 
 async def test_answers_of_the_restricted_account_count_only_where_rates_follow_the_service() -> None:
@@ -427,17 +427,19 @@ async def test_answers_of_the_restricted_account_count_only_where_rates_follow_t
 async def test_each_account_has_the_rates_by_itself_and_a_refusal_slows_down_its_own() -> None:
     clock = FakeClock()
     throttle = Throttle(100, clock, partition=50)
-    throttle.begin_elsewhere()
+    throttle.begin_target_account()
     there = throttle.of("Users@targets")
     assert throttle.of("Users") is throttle is not there
-    assert (there.look(), there.limits_partitions) == (throttle.look(), True)
+    assert (there.poll(), there.limits_partitions) == (throttle.poll(), True)
     began = clock.ticks()
     await throttle.take(100)
     await there.take(100)
     assert clock.ticks() == began, "the rows read here take nothing of the rate there"
     tables, targets, restricted = (
         AzureTableService.open(
-            f"https://{name}.table.core.windows.net", SharedKey(name, b"k"), elsewhere=name == "targets"
+            f"https://{name}.table.core.windows.net",
+            SharedKey(name, b"k"),
+            is_target_account=name == "targets",
         )
         for name in ("tables", "targets", "restricted")
     )
