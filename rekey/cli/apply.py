@@ -78,7 +78,7 @@ class _Result:
         title = self.declared.doc.partition("\n")[0]
         return wrapped(self.declared.script_id + (f": {title}" if title else ""))
 
-    def told(self, shell: Shell) -> str:
+    def as_text(self, shell: Shell) -> str:
         """Return the text about this migration after its phases, followed by an empty line."""
         lines = [] if self.runs else self._title()
         if self.waits:
@@ -230,9 +230,9 @@ def apply(
             except Exception:
                 shell.so_far["migrations"] = [result.as_json() for result in results]
                 if result.runs:
-                    shell.say(result.told(shell))
+                    shell.say(result.as_text(shell))
                 raise
-            shell.say(result.told(shell))
+            shell.say(result.as_text(shell))
     if results and not shell.json:
         return ExitCode.DONE
     document = {"migrations": [result.as_json() for result in results]}
@@ -268,7 +268,7 @@ def _apply_group(
         if result.applied and result.applied.stop_s is not None
     ]
     asks = {ask: None for result in results.values() if result.applied for ask in result.applied.asks}
-    lines = [*judged.told(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
+    lines = [*judged.lines(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
     lines += ["  the next gate asks for:", *_listed(asks)] if asks else []
     document = {"group": plain(judged), "migrations": [result.as_json() for result in results.values()]}
     return shell.emit(document, "\n".join(lines))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import click
 
-from rekey.cli.naming import Named, check_reason, naming, some
+from rekey.cli.naming import Named, check_reason, naming, shortened
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import SCRIPT, Shell, command, flag
 from rekey.declaration.migration import Declared
@@ -84,23 +84,23 @@ def erase(
         if done.removed_rows:
             counts.append(f"rows that a repair had removed {done.removed_rows:,}")
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
-        lines += wrapped(f"by safe id: {some(sorted(done.rows))}", first="  ", rest="  ")
+        lines += wrapped(f"by safe id: {shortened(sorted(done.rows))}", first="  ", rest="  ")
     stays = "; what it has in the targets cannot be found any more" if with_targets else ""
     lines += [f"row {row_id} was erased on {on} before{stays}" for row_id, on in sorted(asked.erased.items())]
     text = "\n".join(lines)
     if not (done.changed or done.targets_changed or asked.unknown or done.unreadable):
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
-    raise _found(declared, asked, done)
+    raise _incomplete(declared, asked, done)
 
 
-def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
+def _incomplete(declared: Declared, asked: Asked, done: Done) -> Findings:
     """Return the error for what was not erased; its hint is that of the first problem."""
     findings, hints = [], []
     if done.changed:
         findings.append(
             f"{len(done.changed):,} source rows were written although the source was to be quiet: they"
-            f" were not deleted, and nothing else of them was erased: {some(done.changed)}"
+            f" were not deleted, and nothing else of them was erased: {shortened(done.changed)}"
         )
         hints.append(
             f"find out who wrote them to {declared.migration.source}, copy what is worth keeping to the"
@@ -109,14 +109,15 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
     if done.targets_changed:
         findings.append(
             f"target rows of {counted(len(done.targets_changed), 'row')} changed after they were found: they"
-            f" were not deleted, nor the mapping rows that lead to them: {some(sorted(done.targets_changed))}"
+            f" were not deleted, nor the mapping rows that lead to them: "
+            f"{shortened(sorted(done.targets_changed))}"
         )
         hints.append("run the same command again: it looks at them as they are then")
     if done.unreadable:
         findings.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
         hints.append("`rekey runbook wrapping-key` says what that means")
     if asked.unknown:
-        findings.append(f"{declared.script_id} has no such row ({some(asked.unknown)})")
+        findings.append(f"{declared.script_id} has no such row ({shortened(asked.unknown)})")
         hints.append("check the key character by character")
     kept = "everything as it was; that it was asked for is on record"
     if done.targets_changed:

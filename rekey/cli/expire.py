@@ -57,14 +57,14 @@ def expire(
         check_reason(reason)
     with open_session(shell, project) as session:
         done = expiry.expire(session, declared.script_id, cohort, reason or "")
-    document, text = {"script_id": declared.script_id, **done.as_json()}, _told(declared.script_id, done)
+    document, text = {"script_id": declared.script_id, **done.as_json()}, _summary(declared.script_id, done)
     if not done.kept_rows:
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
     raise refusal("mapping-rows-kept", rows=done.kept_rows, script=declared.script_id)
 
 
-def _told(script_id: str, done: expiry.Expired) -> str:
+def _summary(script_id: str, done: expiry.Expired) -> str:
     lines = []
     if done.cohorts == (WHOLE,):
         lines.append(f"{script_id}: {done.deleted_rows:,} rows of the mapping are erased.")

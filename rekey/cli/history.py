@@ -29,7 +29,7 @@ def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """
     known = _begun(shell)
     chosen = [_named(known, name) for name in scripts] or known
-    text = "\n".join(line for migration in chosen for line in [*migration.told(shell.command), ""])
+    text = "\n".join(line for migration in chosen for line in [*migration.lines(shell.command), ""])
     return shell.emit({"migrations": plain(chosen)}, text or "No migration was begun.")
 
 
@@ -46,7 +46,7 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
         raise click.UsageError("--out goes with --script")
     migration = _named(_begun(shell), script)
     if not wants_script:
-        return shell.emit(plain(migration), "\n".join(migration.told(shell.command)))
+        return shell.emit(plain(migration), "\n".join(migration.lines(shell.command)))
     if migration.kept is None:
         raise refusal("no-script-kept", script=migration.script_id, day=migration.begun_at[:10])
     document = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rekey.cli.naming import Named, check_reason, naming, record_look_up, some
+from rekey.cli.naming import Named, check_reason, naming, record_look_up, shortened
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
@@ -41,7 +41,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     project = open_project(shell)
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
-    answers = shell.do(_look(shell, project, declared, queries, reason, named.bulk is not None))
+    answers = shell.do(_look_up(shell, project, declared, queries, reason, named.bulk is not None))
     matches = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Found)]
     erased = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Gone)]
     unknown = [row_id for met, row_answers in answers if not row_answers for row_id in met.row_ids]
@@ -54,7 +54,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
     document |= {"out": str(out), "found": len(matches)} if out else {"rows": plain(matches)}
     document["erased"] = plain(erased)
-    text = "\n".join(line for match in matches for line in _told(declared, match))
+    text = "\n".join(line for match in matches for line in _match_lines(declared, match))
     shown = f"{len(matches)} found, written to {out}" if out else text
     if not unknown and not erased:
         return shell.emit(document, shown)
@@ -65,7 +65,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     raise _not_found(declared, unknown, erased)
 
 
-async def _look(
+async def _look_up(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
 ) -> list[tuple[Met, list[Found | Gone]]]:
     """Return, for each query, its mapping rows and the answers; record the look-up before.
@@ -132,8 +132,8 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     findings = [f"row {row.row_id} was erased on {row.on}" for row in erased if not row.returned]
     findings += [f"row {row.row_id} was erased on {row.on}, and stands there again" for row in returned]
     if unknown:
-        findings.append(f"{declared.script_id} has no such row ({some(unknown)})")
-    what = some(findings, "; ")
+        findings.append(f"{declared.script_id} has no such row ({shortened(unknown)})")
+    what = shortened(findings, "; ")
     if returned:
         return refusal("rows-returned", what=what, script=declared.script_id)
     if not unknown:
@@ -142,7 +142,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     return refusal("rows-unknown", what=what, script=declared.script_id, kept=kept)
 
 
-def _told(declared: Declared, row: Found) -> list[str]:
+def _match_lines(declared: Declared, row: Found) -> list[str]:
     keys = [(f"old, {declared.migration.source}", row.old)]
     keys += [(f"new, {table}", key) for table, key in row.new]
     lines = [f"row {row.row_id}"]

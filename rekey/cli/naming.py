@@ -120,6 +120,6 @@ def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, 
         raise refusal("look-ups-too-many", most=most)
 
 
-def some(texts: Sequence[str], between: str = ", ") -> str:
+def shortened(texts: Sequence[str], between: str = ", ") -> str:
     """Return the first `MOST_LISTED` texts, joined, with … for any others."""
     return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")

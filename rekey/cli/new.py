@@ -63,7 +63,7 @@ def new(
     config = load_config(shell.config_path)
     folder, parts = config.migrations, _ONE
     if each is not None:
-        tables = shell.do(_found(shell, config, each))
+        tables = shell.do(_matching_tables(shell, config, each))
         from_table, listed = "these tables", "".join(f'    "{table}",\n' for table in tables)
         begin, end = f"TABLES = [\n{listed}]\n\n{_MANY['begin']}", f'    group="{name}",\n))\n'
         parts = _MANY | {"begin": begin, "end": end}
@@ -104,7 +104,7 @@ _MANY = {
 }
 
 
-async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
+async def _matching_tables(shell: Shell, config: Config, pattern: str) -> list[str]:
     async with shell.connect(config) as accounts:
         there = await accounts.tables.table_names()
     fitting = sorted(table for table in there if fnmatchcase(table.lower(), pattern.lower()))

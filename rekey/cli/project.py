@@ -258,7 +258,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return the status of a migration as it will be when an open session has ended."""
-    from rekey.runner.look import look
+    from rekey.runner.status import read_status
 
     parts = session.config, session.scripts, declared, session.state, session.accounts, session.clock
-    return session.do(look(*parts, at_end=True))
+    return session.do(read_status(*parts, at_end=True))

@@ -33,14 +33,14 @@ def runbook(shell: Shell, name: str | None) -> ExitCode:
         )
     if name not in runbooks:
         raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(runbooks)}")
-    return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_told, _page(name)))
+    return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_link_text, _page(name)))
 
 
 def _page(name: str) -> str:
     return (_FOLDER / f"{name}.md").read_text("utf-8")
 
 
-def _told(link: re.Match[str]) -> str:
+def _link_text(link: re.Match[str]) -> str:
     """Return a link as text: another runbook by the command that shows it."""
     text, other, document = link.groups()
     if document is not None:

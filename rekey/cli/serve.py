@@ -11,7 +11,7 @@ import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import SCRIPTS, Shell, command
-from rekey.cli.status import look_at_all
+from rekey.cli.status import read_statuses
 from rekey.client.sdk.thread import LoopThread
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -67,7 +67,7 @@ async def _serving(
     access = Access(token, settings.certificate, settings.key)
 
     async def document() -> Document:
-        return (await look_at_all(project, chosen, accounts, shell.clock)).document
+        return (await read_statuses(project, chosen, accounts, shell.clock)).document
 
     async with (
         (shell.surroundings.connect or connect)(project.config) as accounts,

@@ -18,12 +18,12 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.present.text import labelled, moment
 from rekey.runner import steering
-from rekey.runner.look import look
+from rekey.runner.status import read_status
 from rekey.state.store import State
 from rekey.status.groups import Group, groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import document as progress_document
-from rekey.status.tell import line, told
+from rekey.status.tell import line, status_lines
 from rekey.tables.base import Accounts
 
 # How often `--watch` reads, and after how long it prints what has not changed.
@@ -54,14 +54,14 @@ def status(
 
     async def once() -> Seen:
         async with shell.connect(project.config) as accounts:
-            return await look_at_all(project, chosen, accounts, shell.clock)
+            return await read_statuses(project, chosen, accounts, shell.clock)
 
     seen = shell.do(once())
-    lines = [line for group in seen.groups for line in [*group.told(shell.command), ""]]
+    lines = [line for group in seen.groups for line in [*group.lines(shell.command), ""]]
     lines += [
         line
         for status in sorted(seen.statuses, key=lambda status: status.verdict.safe)
-        for line in [*told(status, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
+        for line in [*status_lines(status, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
     ]
     for script_id, error in () if scripts or group else project.broken.items():
         if script_id not in project.scripts:
@@ -71,9 +71,9 @@ def status(
         what = _LOST.format(at=moment(lost.registered_at), **asdict(lost))
         lines += [lost.script_id, *labelled("ATTENTION", what)]
         lines += [*labelled("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
-    if not seen.said.is_usual:
-        how = f"{seen.said.told()} (said {moment(seen.said.said_at)} by {seen.said.said_by})"
-        lines = [*labelled("ATTENTION" if seen.said.paused else "throttle", how), "", *lines]
+    if not seen.setting.is_usual:
+        how = f"{seen.setting.as_text()} (said {moment(seen.setting.said_at)} by {seen.setting.said_by})"
+        lines = [*labelled("ATTENTION" if seen.setting.paused else "throttle", how), "", *lines]
     return shell.emit(seen.document, "\n".join(lines), seen.code)
 
 
@@ -89,7 +89,7 @@ async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> 
     async with shell.connect(project.config) as accounts:
         while True:
             now = shell.clock
-            seen = await look_at_all(project, chosen, accounts, now)
+            seen = await read_statuses(project, chosen, accounts, now)
             lines = [line(status) for status in seen.statuses]
             if lines != printed or now.rising() - at >= _AT_LEAST_S:
                 printed, at = lines, now.rising()
@@ -104,7 +104,7 @@ class Seen:
 
     statuses: Sequence[Status]
     # What the operator has set.
-    said: steering.Steering
+    setting: steering.Steering
     # Ids of migrations that began and whose scripts are gone.
     lost: Sequence[str]
     at: int
@@ -119,16 +119,18 @@ class Seen:
 
     @property
     def document(self) -> dict[str, Any]:
-        whole = progress_document(self.statuses, plain(self.said), self.at)
+        whole = progress_document(self.statuses, plain(self.setting), self.at)
         more = {"groups": plain(list(self.groups)), "lost": list(self.lost)}
         return {"exit_code": int(self.code), **whole, **more}
 
 
-async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:
+async def read_statuses(
+    project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock
+) -> Seen:
     """Read migrations once; a service that cannot be asked is part of the statuses. Raises StateUnusable."""
     with State.open(project.config.state, read_only=True) as state:
         config, scripts = project.config, project.scripts
-        statuses = [await look(config, scripts, script, state, accounts, clock) for script in chosen]
+        statuses = [await read_status(config, scripts, script, state, accounts, clock) for script in chosen]
     setting = steering.read(project.config.state) or steering.Steering()
     groups = groups_of(statuses, project.scripts.values())
     return Seen(statuses, setting, [record.script_id for record in project.lost], clock.ticks(), groups)

@@ -90,4 +90,4 @@ def _say(
     if not only_show:
         setting = steering.say(config.state, change(setting or steering.Steering()))
     shown = setting or steering.Steering()
-    return shell.emit({"steering": asdict(shown)}, done + shown.told())
+    return shell.emit({"steering": asdict(shown)}, done + shown.as_text())

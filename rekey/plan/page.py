@@ -90,7 +90,7 @@ def _load(load: Load) -> str:
     lanes = [Lane(name, rows) for name, rows in load.lanes]
     if any(load.others_rows):
         more = "" if load.partitions_exact else "> "
-        lanes.append(Lane(f"{more}{load.others:,} others", load.others_rows, sums=True))
+        lanes.append(Lane(f"{more}{load.others:,} others", load.others_rows, is_total=True))
     return heat(lanes, _times(load), f"Load of {load.table} over time", BEFORE if load.today else AFTER)
 
 

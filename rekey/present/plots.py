@@ -62,7 +62,7 @@ class Lane(NamedTuple):
 
     name: str
     values: Sequence[int]
-    sums: bool = False
+    is_total: bool = False
 
 
 class _Canvas:
@@ -224,7 +224,7 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
     top, step, left = 8.0, 20.0 if len(lanes) <= _MANY_LANES else 13.0, 110.0
     across = _WIDTH - 10 - left
     width = across / len(times)
-    most = max([1, *(max(lane.values, default=0) for lane in lanes if not lane.sums)])
+    most = max([1, *(max(lane.values, default=0) for lane in lanes if not lane.is_total)])
     details = [f"{len(times)} times from {times[0]} to {times[-1]}"]
     for row, lane in enumerate(lanes):
         y = top + row * step
@@ -233,7 +233,7 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
         for column, value in enumerate(lane.values):
             if value:
                 # The square root keeps small amounts visible next to large ones.
-                strength = 0.12 + 0.88 * (value / (max(lane.values) * 2 if lane.sums else most)) ** 0.5
+                strength = 0.12 + 0.88 * (value / (max(lane.values) * 2 if lane.is_total else most)) ** 0.5
                 x, cell = left + column * width, max(width - 0.6, 0.8)
                 plot.rect(x, y, cell, step - 3, colour, fill_opacity=f"{strength:.2f}")
         largest = max(lane.values, default=0)

@@ -16,7 +16,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.proxy.answer import reply_of
 from rekey.proxy.handler import Handler, response_of
 from rekey.proxy.meter import Meter
-from rekey.serve.server import Access, Paths, alive, in_json, is_loopback, said, told_metrics
+from rekey.serve.server import Access, Paths, alive, in_json, is_loopback, text_response, told_metrics
 from rekey.serve.sockets import Bounds, Connection, Sockets
 
 PATH = "/_rekey/keys"
@@ -86,16 +86,20 @@ class Keys:
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         if self._token is None:
-            return said(HTTPStatus.FORBIDDEN, "keys are told where [proxy.access.token] is configured")
+            return text_response(
+                HTTPStatus.FORBIDDEN, "keys are told where [proxy.access.token] is configured"
+            )
         if not request.secure and not is_loopback(request.remote or ""):
-            return said(HTTPStatus.FORBIDDEN, "over http keys are told to the proxy's own machine alone")
+            return text_response(
+                HTTPStatus.FORBIDDEN, "over http keys are told to the proxy's own machine alone"
+            )
         if not Access(self._token).allows(request):
-            return said(HTTPStatus.UNAUTHORIZED, "a token is needed", "Bearer")
+            return text_response(HTTPStatus.UNAUTHORIZED, "a token is needed", "Bearer")
         if sorted(name for name, _ in request.query.items()) != _ASKED:
-            return said(HTTPStatus.BAD_REQUEST, "give table, pk and rk, each once")
+            return text_response(HTTPStatus.BAD_REQUEST, "give table, pk and rk, each once")
         table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
         if mapper is None:
-            return said(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
+            return text_response(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
         key, found = EntityKey(request.query["pk"], request.query["rk"]), None
         try:
             found = new_keys(mapper, key, None)
@@ -104,11 +108,15 @@ class Keys:
         except TableMissing:
             pass
         except RowRefused as refused:
-            return said(HTTPStatus.UNPROCESSABLE_ENTITY, f"the script refuses this row ({refused.code})")
+            return text_response(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"the script refuses this row ({refused.code})"
+            )
         except (RekeyError, TimeoutError):
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "the account could not be asked")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "the account could not be asked")
         if found is None:
-            return said(HTTPStatus.NOT_FOUND, "the source has no such row, and its key alone says too little")
+            return text_response(
+                HTTPStatus.NOT_FOUND, "the source has no such row, and its key alone says too little"
+            )
         return in_json({"keys": found})
 
 
@@ -138,7 +146,7 @@ class Health:
 
     async def _readiness(self, _request: web.BaseRequest) -> web.Response:
         ready, ending = (HTTPStatus.OK, "ready"), (HTTPStatus.SERVICE_UNAVAILABLE, "ending")
-        return said(*(ready if self.ready else ending))
+        return text_response(*(ready if self.ready else ending))
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return told_metrics(self._meter.families, request)

@@ -29,9 +29,9 @@ from rekey.tables.answers import NOT_SENT
 T = TypeVar("T")
 
 POLL_S = 0.2
-# One second, in ticks. The service's clock shows whole seconds, so a heartbeat within the second that it
+# One second, in ticks: the service's clock shows whole seconds, so a heartbeat within the second that it
 # showed may be older than the answer.
-UNTOLD = TICKS_PER_SECOND
+CLOCK_RESOLUTION = TICKS_PER_SECOND
 # How long a gate waits for a client that has just started, before it names the client.
 GRACE_S = 3.0
 _NAMED = 10
@@ -113,7 +113,7 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
     return "; ".join(listed)
 
 
-async def look(run: Run) -> Clients:
+async def read_clients(run: Run) -> Clients:
     """Read the registry of clients."""
     now = ticks_of(await run.restricted.server_time())
     return Clients(await run.registry.list(), now)
@@ -148,7 +148,7 @@ async def wait_until_heard(run: Run, control: ControlRow) -> int:
 
     For use before a freeze, so that silent clients are waited for while writes still go on.
     """
-    since = ticks_of(await run.restricted.server_time()) + UNTOLD
+    since = ticks_of(await run.restricted.server_time()) + CLOCK_RESOLUTION
     return await wait_for_clients(run, control, missing=lambda clients: clients.unheard(control, since))
 
 
@@ -178,7 +178,7 @@ async def wait_for_clients(
     with run.progress.waiting("clients", deadline.left_s) as wait:
         while True:
             run.check()
-            clients = await look(run)
+            clients = await read_clients(run)
             waiting = clients.behind(control) if missing is None else missing(clients)
             if not waiting:
                 return len(clients.live)
@@ -201,7 +201,7 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
     deadline = Deadline(run.clock, GRACE_S)
     with run.progress.waiting("clients", GRACE_S) as wait:
         while True:
-            clients = await look(run)
+            clients = await read_clients(run)
             behind = clients.behind(control)
             if not behind or deadline.over:
                 break

@@ -35,7 +35,7 @@ _LOOK_S = 0.5
 class Call:
     """What calls for the cutover: a `rekey proceed`, or a window; `opened` and `closes` in ticks."""
 
-    said: Proceed | None = None
+    proceed: Proceed | None = None
     opened: int = 0
     closes: int = 0
 
@@ -147,16 +147,16 @@ class Follower:
     def options(self, call: Call) -> Options:
         """Return the options that the gate is asked with."""
         options = self._run.options
-        if call.said is None:
+        if call.proceed is None:
             return replace(options, freeze_by=call.closes)
-        return replace(options, writers_stopped=call.said.writers_stopped)
+        return replace(options, writers_stopped=call.proceed.writers_stopped)
 
     def outlasts(self, call: Call) -> list[str]:
         """Return, as a list, the reason that the expected downtime outlasts the window; then it is not tried
         again in it."""
         left_s = (call.closes - self._run.clock.ticks()) / TICKS_PER_SECOND
         stop_s = expected_stop_s(self._run) if self._run.is_delta else None
-        if call.said is not None or stop_s is None or stop_s <= left_s:
+        if call.proceed is not None or stop_s is None or stop_s <= left_s:
             return []
         self._tried = call.opened
         closes = moment(format_ticks(call.closes))
@@ -211,7 +211,7 @@ async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
     every_s = min(config.follow.compare_every_s, config.gates.verification_max_age_s / 2)
     while True:
         last = run.state.latest_verification(run.script_id)
-        if last is not None and not at_once and run.state.sums(run.script_id) is None:
+        if last is not None and not at_once and run.state.stored_digests(run.script_id) is None:
             since_s = (run.clock.ticks() - ticks_of(last.started_at)) / TICKS_PER_SECOND
             await first_of(over, run.clock.sleep(max(0.0, every_s - since_s)))
         if over.is_set():

@@ -64,14 +64,14 @@ class Stalls:
     after_s: float
     _seen: tuple[str, int, int] | None = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
-    _told: bool = field(default=False, init=False)
+    _reported: bool = field(default=False, init=False)
 
     def stalled(self, work: Work | None, now: float, *, paused: bool) -> bool:
         """Tell, once until it moves again, that a pass has stalled. `now`: monotonic seconds."""
         seen = None if work is None or paused else (work.label, work.began_at, work.rows)
         if seen != self._seen:
-            self._seen, self._since, self._told = seen, now, False
-        if seen is None or self._told or now - self._since < self.after_s:
+            self._seen, self._since, self._reported = seen, now, False
+        if seen is None or self._reported or now - self._since < self.after_s:
             return False
-        self._told = True
+        self._reported = True
         return True

@@ -148,7 +148,7 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
             await run.clock.sleep(_PAUSE_S)
         still: list[EntityKey] = []
 
-        async def look(key: EntityKey, still: list[EntityKey] = still) -> None:
+        async def check(key: EntityKey, still: list[EntityKey] = still) -> None:
             run.check()
             owner = await _owner(run, key)
             if owner is not None and await run.source.get(owner, select=_KEYS) is not None:
@@ -157,7 +157,7 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
                 return
             still.append(key)
 
-        await for_each(left, look, limit=run.config.limits.concurrency)
+        await for_each(left, check, limit=run.config.limits.concurrency)
         left = still
         if run.is_delta:
             break  # replicas do not follow at once: waiting changes nothing
@@ -229,13 +229,14 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
         return
     standing = 0
 
-    async def look(key: EntityKey) -> None:
+    async def count(key: EntityKey) -> None:
         nonlocal standing
         run.check()
+        # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
         exists = await run.source.get(key, select=_KEYS) is not None
         standing += exists
 
-    await for_each(gone, look, limit=run.config.limits.concurrency)
+    await for_each(gone, count, limit=run.config.limits.concurrency)
     if standing < max(MANY, target_rows + 1):
         return
     if not run.options.reason:

@@ -36,8 +36,8 @@ class Restored:
     verify_again: bool
 
 
-def restore(session: Session, script_id: str, given: str, reason: str = "") -> Restored:
-    """Insert again a row that a repair removed. `given`: its safe id, or the name it is kept under. `reason`
+def restore(session: Session, script_id: str, row: str, reason: str = "") -> Restored:
+    """Insert again a row that a repair removed. `row`: its safe id, or the name it is kept under. `reason`
     is recorded.
 
     Raises:
@@ -54,7 +54,7 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
             now, following = map(run.declared.migration.shown, (phase, ControlPhase.DUAL_WRITE))
             raise refusal("restore-in-phase", script=script_id, phase=now, following=following)
         removed = RemovedRows(run.mapping)
-        kept = await _find(run, removed, given)
+        kept = await _find(run, removed, row)
         copy = await removed.open(kept)
         label = run.mapper.labels[copy.table]
         if copy.table not in await usable(session, run, to_write=True):
@@ -77,9 +77,9 @@ def _until(run: Run, kept: Kept) -> str:
     return later(kept.at, run.config.gates.retention_s)
 
 
-async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
+async def _find(run: Run, removed: RemovedRows, row_id: str) -> Kept:
     """Return the removed row that is meant. Raises Refused."""
-    matches = await removed.find(given)
+    matches = await removed.find(row_id)
     now = ticks_of(await run.restricted.server_time())
     if not matches:
         there = sorted(removed_row.name for removed_row in await removed.all())

@@ -138,7 +138,7 @@ class Run:
         return self.declared.script_id
 
     @property
-    def together(self) -> Sequence[Run]:
+    def run_group(self) -> Sequence[Run]:
         """The runs whose authority moves at once: those of the group, or this one alone."""
         return self.group or (self,)
 

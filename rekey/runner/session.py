@@ -47,10 +47,10 @@ from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.data_keys import KnownRoot, prove_data_keys
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
-from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
+from rekey.runner.status import progress_document, read_status
 from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.applied import aligned
 from rekey.state.filelock import FileLock
@@ -66,7 +66,7 @@ from rekey.tables.sent import OnTop, on_top, requests_in, since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_LOOK_S = 1.0
+_WATCH_EVERY_S = 1.0
 # Audit event: the operator's setting when a runner first worked with it.
 _STEERED = "steered"
 
@@ -158,28 +158,28 @@ class Session:
         """Run a coroutine to its end on the session's loop and return its result."""
         every_s = self.progress.ticks_every_s
         if self.config.hooks.command:
-            work = self._looked_after(work)
+            work = self._watched(work)
         return self._runner.run(work if every_s is None else ticking(work, self.tick, every_s))
 
     # --- hooks -------------------------------------------------------------------------------------------
 
-    async def _looked_after(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work, telling the hook when a pass of it stalls."""
         over = asyncio.Event()
 
-        async def look_after() -> None:
+        async def watch() -> None:
             while not over.is_set():
                 paused = is_paused(self.config.state)
                 if self._stalls.stalled(self.progress.work, self.clock.rising(), paused=paused):
                     await self.tell(self._at_work, HookEvent.STALLED)
-                await first_of(over, self.clock.sleep(_LOOK_S))
+                await first_of(over, self.clock.sleep(_WATCH_EVERY_S))
 
-        looking = asyncio.ensure_future(look_after())
+        watching = asyncio.ensure_future(watch())
         try:
             return await work
         finally:
             over.set()
-            await looking
+            await watching
 
     async def tell(self, script_id: str, event: str, *, before: Phase | None = None, **more: object) -> None:
         """Run the hook, if any, for an event (`HookEvent`) of a migration; `more` goes into the document.
@@ -191,8 +191,8 @@ class Session:
         try:
             with on_top(OnTop.REPEATS):
                 parts = self.config, self.scripts, self.scripts[script_id], self.state, self.accounts
-                status = await look(*parts, self.clock)
-            document = {**told(self.config, status, self.clock), "event": happened | more}
+                status = await read_status(*parts, self.clock)
+            document = {**progress_document(self.config, status, self.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
         except RekeyError as error:
             failed = f"was not run: {error.what}"
@@ -396,8 +396,8 @@ class Session:
     def _begin_rates(self) -> tuple[Throttle, Throttle]:
         """Return the throttles that all migrations share, at the configured rates or the operator's."""
 
-        def told(setting: Steering, is_new: bool) -> None:
-            self.progress.note(f"from now on: {setting.told()}", "steered")
+        def steered(setting: Steering, is_new: bool) -> None:
+            self.progress.note(f"from now on: {setting.as_text()}", "steered")
             if is_new:
                 self.state.audit(_STEERED, None, asdict(setting))
 
@@ -408,7 +408,7 @@ class Session:
             limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
-            steering=follow(self.config.state, told, recorded),
+            steering=follow(self.config.state, steered, recorded),
             stopping=self.stop.requested,
             begins=ACCOUNT_TARGET if limits.follows else None,
         )
@@ -452,7 +452,7 @@ class Session:
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
-            counters = self.do(self._told(run, phase))
+            counters = self.do(self._run_with_hook(run, phase))
         except Exception as error:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
@@ -469,7 +469,7 @@ class Session:
         self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
-    async def _told(self, run: Run, phase: Phase) -> Counters:
+    async def _run_with_hook(self, run: Run, phase: Phase) -> Counters:
         """Tell the hook that a phase begins, then carry it out."""
         await run.tell(HookEvent.PHASE_BEGUN, before=phase, phase=str(phase))
         return await self._with_clients(run, PHASES[phase].run)

@@ -60,7 +60,7 @@ class Steering:
             paused=self.paused,
         )
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """Return the setting in words."""
         rates = []
         if self.entities_per_second is not None:
@@ -136,8 +136,8 @@ def follow(
 
     Args:
         state: the state file.
-        told: called with a setting that differs from the one before, or is unusual at the beginning; and with
-            whether it differs.
+        changed: called with a setting that differs from the one before, or that is not the configured one at
+            the beginning; and with whether it differs.
         recorded: the setting before, as the audit log has it.
     """
     setting, begins = recorded, True

@@ -73,7 +73,7 @@ def measured(run: Run) -> Measured | None:
 def expected_stop_s(run: Run) -> float | None:
     """Return the estimated write downtime in seconds, of the whole group if any; None: not measured."""
     stops = []
-    for member in run.together:
+    for member in run.run_group:
         last = measured(member)
         if last is None:
             return None

@@ -21,14 +21,14 @@ from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, authority
-from rekey.runner.clients import InFlight, heard_of_until, look, until_quiet, while_sweeping
+from rekey.runner.clients import InFlight, heard_of_until, read_clients, until_quiet, while_sweeping
 from rekey.runner.hooks import HookEvent
 from rekey.runner.indexes import compare_indexes, index_context
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_rows
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
-from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
+from rekey.state.models import PLAN_FACT, WATERMARK, StoredDigests, Verification
 from rekey.status.facts import (
     ESTIMATED_ROWS,
     INDEXES_VERIFIED,
@@ -153,7 +153,7 @@ async def verify_full(
         await require_rows(
             run, *(sides[::-1] if not run.is_delta and authority(control) == TARGET else sides)
         )
-    followed = run.is_delta or bool((await look(run)).live)
+    followed = run.is_delta or bool((await read_clients(run)).live)
     run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
     # Stored digests continue only where new ones would mean the same: never across a move or from before a
     # freeze.
@@ -178,7 +178,7 @@ async def verify_full(
             with while_allowed(run.still_alone):
                 report = await while_sweeping(run, authority(control) or SOURCE, comparing)
         except TooMany:
-            run.state.keep_sums(run.script_id, None)
+            run.state.keep_digests(run.script_id, None)
             raise
     record(run, report)
     # Which `change_id` of the control row this verification covers.
@@ -190,7 +190,7 @@ async def verify_full(
         run.state.set_fact(run.script_id, WATERMARK, max(since, passed or since, key=ticks_of))
     # Of a version before 0.2, about an earlier rollback; left, it would keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
-    run.state.keep_sums(run.script_id, None)
+    run.state.keep_digests(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
@@ -247,10 +247,10 @@ async def _begun(run: Run, *, anew: bool) -> str:
 def _resumed(run: Run, basis: str) -> Partial | None:
     """Return the stored digests to go on from; None: begin anew. Unusable ones are removed."""
     try:
-        stored = run.state.sums(run.script_id)
+        stored = run.state.stored_digests(run.script_id)
         if stored is None:
             return None
-        work = Partial.from_state(stored.sums, targets=len(run.targets))
+        work = Partial.from_state(stored.digests, targets=len(run.targets))
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         # An older verification opens no gate in any case.
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
@@ -259,7 +259,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
             return work
     except StateUnusable:
         pass  # unreadable digests are treated as those of another basis
-    run.state.keep_sums(run.script_id, None)
+    run.state.keep_digests(run.script_id, None)
     text = "an earlier verification cannot be continued; this one begins anew"
     run.progress.note(f"{run.script_id}: {text}", "verification-anew")
     return None
@@ -272,7 +272,7 @@ def _rows_read(work: Partial) -> int:
 def keep(run: Run, basis: str, work: Partial) -> None:
     """Store digests durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
-    run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
+    run.state.keep_digests(run.script_id, StoredDigests(basis, work.begun_at, work.as_state()))
     run.checkpointed()
 
 

@@ -59,9 +59,9 @@ class Paths:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         handler = self._handlers.get(request.path)
         if handler is None:
-            return said(HTTPStatus.NOT_FOUND, "nothing is at this path")
+            return text_response(HTTPStatus.NOT_FOUND, "nothing is at this path")
         if request.method not in ("GET", "HEAD"):
-            return said(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
+            return text_response(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
         return await handler(request)
 
 
@@ -175,12 +175,12 @@ class Server:
         if request.path.startswith(_OPEN) or self.access.allows(request):
             return await handler(request)
         if self.access.token is None:
-            return said(HTTPStatus.FORBIDDEN, "asked under the name of another host")
-        return said(HTTPStatus.UNAUTHORIZED, "a token is needed", 'Basic realm="rekey"')
+            return text_response(HTTPStatus.FORBIDDEN, "asked under the name of another host")
+        return text_response(HTTPStatus.UNAUTHORIZED, "a token is needed", 'Basic realm="rekey"')
 
     async def _progress(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.document is None:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
         return in_json(self.watch.document)
 
     async def _history(self, _request: web.BaseRequest) -> web.Response:
@@ -188,7 +188,7 @@ class Server:
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._watchers >= MAX_WATCHERS:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
         self._watchers += 1
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         try:
@@ -208,8 +208,8 @@ class Server:
 
     async def _readiness(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.age_s is None or self.watch.age_s > FRESH_S:
-            return said(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
-        return said(HTTPStatus.OK, "ready")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
+        return text_response(HTTPStatus.OK, "ready")
 
     async def _file(self, request: web.BaseRequest) -> web.Response:
         path = _PAGE / _FILES[request.path]
@@ -268,13 +268,13 @@ def told_metrics(families: Callable[[], Iterator[Metric]], request: web.BaseRequ
     try:
         body, content_type = exposed(families, request.headers.get("Accept", ""))
     except ConfigurationError as error:
-        return said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
+        return text_response(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
     return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
 
 async def alive(_request: web.BaseRequest) -> web.Response:
     """Answer that the process is alive."""
-    return said(HTTPStatus.OK, "alive")
+    return text_response(HTTPStatus.OK, "alive")
 
 
 def in_json(value: object) -> web.Response:
@@ -282,7 +282,7 @@ def in_json(value: object) -> web.Response:
     return web.Response(body=orjson.dumps(value), headers={**HEADERS, "Content-Type": "application/json"})
 
 
-def said(status: HTTPStatus, text: str, challenge: str = "") -> web.Response:
+def text_response(status: HTTPStatus, text: str, challenge: str = "") -> web.Response:
     """Return a one-sentence response. `challenge`: how to authenticate."""
     headers = HEADERS | ({"WWW-Authenticate": challenge} if challenge else {})
     return web.Response(status=status, text=f"{text}\n", headers=headers)

@@ -15,7 +15,7 @@ from rekey.phases import shown
 
 # A progress document (`rekey/status/progress.schema.json`).
 Document = Mapping[str, Any]
-Look = Callable[[], Awaitable[Document]]
+Read = Callable[[], Awaitable[Document]]
 
 EVERY_S = 2.0
 SAMPLE_EVERY_S = 10.0
@@ -44,7 +44,7 @@ class Event:
 class Watch:
     """The newest document and its history, limited to an hour of samples and `MAX_EVENTS` changes."""
 
-    look: Look
+    read: Read
     # Tells the time and waits between polls.
     clock: Clock
     _: KW_ONLY
@@ -58,7 +58,7 @@ class Watch:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     _seen_at: float | None = None
     _sampled_at: float | None = None
-    _looked: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _updated: asyncio.Condition = field(default_factory=asyncio.Condition)
     _closed: bool = False
     HOUR: ClassVar = round(3600 / SAMPLE_EVERY_S)
 
@@ -70,13 +70,13 @@ class Watch:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            await self.look_once()
+            await self.update()
             await self.clock.sleep(EVERY_S)
 
-    async def look_once(self) -> None:
+    async def update(self) -> None:
         """Poll once, and wake the watchers."""
         try:
-            document = await self.look()
+            document = await self.read()
         except RekeyError as error:
             self.problem, self.failures = error.what, self.failures + 1
         else:
@@ -84,22 +84,22 @@ class Watch:
             self.events.extend(changes(self.document, document))
             self.document, self._seen_at = document, self.clock.rising()
             self._sample(document)
-        async with self._looked:
-            self._looked.notify_all()
+        async with self._updated:
+            self._updated.notify_all()
 
     async def close(self) -> None:
         """End all `updates`."""
-        async with self._looked:
+        async with self._updated:
             self._closed = True
-            self._looked.notify_all()
+            self._updated.notify_all()
 
     async def updates(self) -> AsyncIterator[tuple[Document | None, str]]:
         """Yield document and problem, now and after each poll."""
         while not self._closed:
             yield self.document, self.problem
-            async with self._looked:
+            async with self._updated:
                 if not self._closed:  # it may have been closed while the caller worked
-                    await self._looked.wait()
+                    await self._updated.wait()
 
     def history(self) -> dict[str, Any]:
         """Return samples and events as JSON-able data."""

@@ -67,7 +67,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._descriptor is not None
 
     @property
@@ -86,7 +86,7 @@ class FileLock:
             Locked: another process (or another FileLock of this one) holds it; the error names pid and start.
             StateUnusable, MachineFailed: see `files.open_private`.
         """
-        if self.held:
+        if self.is_held:
             raise RuntimeError("this lock is already held")
         descriptor = files.open_private(self.path, "lock file")
         try:
@@ -122,7 +122,7 @@ class FileLock:
 
     def require(self, state_path: Path) -> None:
         """Raise RuntimeError (a program fault) unless this lock is held, on that state file."""
-        if not self.held or self.state_path != Path(state_path).absolute():
+        if not self.is_held or self.state_path != Path(state_path).absolute():
             raise RuntimeError("the file lock on the state file must be held")
 
     def __enter__(self) -> FileLock:

@@ -165,10 +165,10 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSums:
+class StoredDigests:
     """The digests of an unfinished verification."""
 
     # The conditions they were made under (JSON); they are continued only under equal ones.
     basis: str
     begun_at: str
-    sums: dict[str, Any] = field(repr=False)
+    digests: dict[str, Any] = field(repr=False)

@@ -24,7 +24,7 @@ from rekey.state.models import (
     PhaseRun,
     Segment,
     StoredCheckpoint,
-    StoredSums,
+    StoredDigests,
     Verification,
 )
 
@@ -338,17 +338,17 @@ class State:
             del values["script_id"]
         return [Verification(number=values.pop("id"), **values) for values in rows]
 
-    def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
+    def keep_digests(self, script_id: str, stored: StoredDigests | None) -> None:
         """Store the digests of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as writer:
             writer.delete("partial_sums", script_id=script_id)
             if stored is not None:
-                digests = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
+                digests = json.dumps(_with_keys(stored.digests, self._texts(script_id).to_text))
                 values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": digests}
                 writer.insert("partial_sums", {"script_id": script_id, **values})
                 self.set_fact(script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
-    def sums(self, script_id: str) -> StoredSums | None:
+    def stored_digests(self, script_id: str) -> StoredDigests | None:
         """Return the digests of an unfinished verification; None: none. Raises StateUnusable when they cannot
         be read, or their keys cannot be opened."""
         rows = self._read("SELECT * FROM partial_sums WHERE script_id = ?", script_id)
@@ -359,11 +359,11 @@ class State:
             digests = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
         except (KeyError, TypeError, ValueError):
             raise StateUnusable(
-                "the stored sums of an earlier verification cannot be read",
+                "the stored digests of an earlier verification cannot be read",
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        return StoredSums(stored["basis"], stored["begun_at"], digests)
+        return StoredDigests(stored["basis"], stored["begun_at"], digests)
 
     # --- audit --------------------------------------------------------------------------------------------
 

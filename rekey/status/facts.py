@@ -404,7 +404,7 @@ def is_proved(events: Iterable[AuditEvent]) -> bool:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-async def look_at(
+async def read_facts(
     declared: Declared,
     scripts: Mapping[str, Declared],
     config: Config,

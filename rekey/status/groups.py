@@ -27,7 +27,7 @@ class Group:
     sentence: str
     next: dict[str, str]
 
-    def told(self, command: Callable[[str], str]) -> list[str]:
+    def lines(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about a group; `command` returns a command as it is to be typed here."""
         lines = wrapped(f"group {self.name}: {', '.join(self.members)}")
         lines += wrapped(self.sentence, first=f"  {'safe' if self.safe else 'ATTENTION':<14}")

@@ -28,7 +28,7 @@ class Step:
     # work.
     outcome: str | None
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """Return its outcome in words."""
         if self.outcome == "taken back":
             return f"{moment(self.at)} taken back"
@@ -62,7 +62,7 @@ class Begun:
     group: str = field(metadata=json_field(omit_default=True))
     capture: str = field(metadata=exclude)
 
-    def told(self, command: Callable[[str], str]) -> list[str]:
+    def lines(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about it; `command` returns a command as it is to be typed here."""
         tables = f": {self.source} -> {', '.join(self.targets)}" if self.targets else ""
         lines = [self.script_id + tables, *labelled("begun", moment(self.begun_at))]
@@ -73,7 +73,7 @@ class Begun:
             script += f"; as it was: {command(f'show {self.script_id} --script')}"
         lines += labelled("script", script)
         for step in self.steps:
-            lines += labelled(shown(step.phase, self.capture), step.told())
+            lines += labelled(shown(step.phase, self.capture), step.as_text())
         if not self.phases:
             lines += labelled("", "no phase of it is applied now")
         return lines

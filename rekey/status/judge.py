@@ -369,12 +369,12 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
         path = facts.declared.path
         if facts.declared.fault:
             values = {"found": verdict.sentence, "fault": facts.declared.fault}
-            return _told("script-broken", facts, safe=verdict.safe, **values)
+            return _make_verdict("script-broken", facts, safe=verdict.safe, **values)
         values = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
-        return _told("script-gone", facts, safe=verdict.safe, **values)
+        return _make_verdict("script-gone", facts, safe=verdict.safe, **values)
     if facts.refused:
         values = {"found": verdict.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
-        return _told("secrets-refused", facts, safe=facts.control is None, **values)
+        return _make_verdict("secrets-refused", facts, safe=facts.control is None, **values)
     return verdict
 
 
@@ -390,7 +390,7 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _erasing(facts) or _told("mapping-over" if facts.due else "retired", facts)
+            return _erasing(facts) or _make_verdict("mapping-over" if facts.due else "retired", facts)
         case _:
             verdict = _between_freezes(facts, facts.control.phase, closed)
     if facts.paused:
@@ -403,16 +403,16 @@ def _doubtful(facts: Facts) -> Verdict | None:
     """Return the verdict when facts are not known or contradict each other, else None."""
     control = facts.control
     if facts.unreachable:
-        return _told("unreachable", facts, safe=False, why=facts.unreachable)
+        return _make_verdict("unreachable", facts, safe=False, why=facts.unreachable)
     if facts.taken:
-        return _told("name-taken", facts, safe=not facts.applied, taken=facts.taken)
+        return _make_verdict("name-taken", facts, safe=not facts.applied, taken=facts.taken)
     if control is None:
         if facts.begun_as:
-            return _told("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
-        return _told("unknown-to-store", facts, safe=False) if facts.applied else None
+            return _make_verdict("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
+        return _make_verdict("unknown-to-store", facts, safe=False) if facts.applied else None
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE
-        return _told("script-edited", facts, safe=safe, file=facts.declared.path.name)
+        return _make_verdict("script-edited", facts, safe=safe, file=facts.declared.path.name)
     return _without_tables(facts, control.phase) if facts.missing else None
 
 
@@ -427,10 +427,10 @@ def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
         copy = f"{other} may hold the only copy of its rows: drop nothing"
         if other in missing or phase is ControlPhase.SOURCE:
             copy = "nothing of this migration holds a copy of its rows"
-        return _told("authority-missing", facts, safe=False, authority=authority, copy=copy, **values)
+        return _make_verdict("authority-missing", facts, safe=False, authority=authority, copy=copy, **values)
     if phase is ControlPhase.DUAL_WRITE:
-        return _told("replica-missing", facts, safe=False, **values)
-    return _told("table-missing", facts, safe=False, authority=authority, **values)
+        return _make_verdict("replica-missing", facts, safe=False, **values)
+    return _make_verdict("table-missing", facts, safe=False, authority=authority, **values)
 
 
 def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdict:
@@ -441,7 +441,7 @@ def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdic
         # Its writes fail right now, even if everything else is well.
         code, safe = refusing[0].refuses, verdict.safe and phase is ControlPhase.SOURCE
         values = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
-        return _told("client-refuses", facts, safe=safe, found=verdict.sentence, code=code, **values)
+        return _make_verdict("client-refuses", facts, safe=safe, found=verdict.sentence, code=code, **values)
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
         sentence = f"{verdict.sentence} No client of the application is registered: no write is followed."
         verdict = replace(verdict, sentence=sentence)
@@ -461,7 +461,7 @@ def _with_abandoned(facts: Facts, before: Verdict) -> Verdict:
         "since": moment(format_ticks(abandoned.since)),
     }
     if not settlers:
-        verdict = _told("abandoned", facts, safe=False, **values)
+        verdict = _make_verdict("abandoned", facts, safe=False, **values)
         if before.command.startswith("verify"):  # which settles them as well
             return replace(verdict, command=before.command, remark=before.remark)
         if facts.now >= abandoned.due_at:
@@ -469,7 +469,7 @@ def _with_abandoned(facts: Facts, before: Verdict) -> Verdict:
         return replace(verdict, remark=f"not before {due}: until then requests of those clients may arrive")
     if facts.now < abandoned.due_at + round(OVERDUE_S * TICKS_PER_SECOND):
         return before
-    return _told("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **values)
+    return _make_verdict("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **values)
 
 
 _RESTART = "see what that client logs, and restart it"
@@ -486,7 +486,7 @@ def _named(rows: Sequence[ClientRow]) -> str:
     return f"{first.name} (process {first.pid} on {first.host}){more}"
 
 
-def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
+def _make_verdict(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
     """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
     script = facts.declared.named if verdict in _OF_A_GROUP else facts.script_id
     values = with_names({"script": script, "source": facts.source, "target": facts.target, **values})
@@ -508,7 +508,7 @@ _OF_A_GROUP = (
 
 
 def _not_begun(facts: Facts) -> Verdict:
-    verdict, name = _told("not-begun", facts), facts.script_id
+    verdict, name = _make_verdict("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
         command = apply_to(first.named or first.script_id, first.phase)
@@ -520,16 +520,16 @@ def _not_begun(facts: Facts) -> Verdict:
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     if phase is ControlPhase.SOURCE:
-        verdict = _told("source", facts)
+        verdict = _make_verdict("source", facts)
     elif phase is ControlPhase.DUAL_WRITE:
         followed = following(facts) if facts.at_work else None
         if followed is not None:
             return _followed(facts, closed, followed)
-        verdict = _told("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
+        verdict = _make_verdict("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
-        verdict = _told("no-way-back", facts)
+        verdict = _make_verdict("no-way-back", facts)
     else:
-        verdict = _told("way-back-by-copying" if facts.is_delta else "way-back", facts)
+        verdict = _make_verdict("way-back-by-copying" if facts.is_delta else "way-back", facts)
     if facts.at_work:
         return replace(verdict, command=f"status {facts.script_id}", remark="a runner is at work; look again")
     return verdict
@@ -542,13 +542,13 @@ def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     written = bool(facts.runs) and facts.runs[-1].outcome == WriterAtWork.__name__
     if last is not None and last.divergences and not written:
         step = after_findings(name, facts.source, last.report, following=True)
-        return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
+        return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
     step = next_step("proceed-stopped" if facts.is_delta else "proceed", script=name)
     if closed:
         step, refused = next_step("followed", script=name), f"{refused} But {closed}."
     elif behind := facts.clients_behind:
         step = NextStep(f"status {name}", f"first see why {_named(behind)} does not follow")
-    return _told("following", facts, refused=refused, command=step.command, remark=step.remark)
+    return _make_verdict("following", facts, refused=refused, command=step.command, remark=step.remark)
 
 
 # Outcomes that running the same command again would repeat.
@@ -556,12 +556,12 @@ _OF_ROWS = (Collision.__name__, RowRefused.__name__)
 
 
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
-    name, last, safe = facts.script_id, facts.verification, _told("dual-write", facts)
+    name, last, safe = facts.script_id, facts.verification, _make_verdict("dual-write", facts)
     if last is not None and last.divergences:
         if facts.runs and facts.runs[-1].outcome == WriterAtWork.__name__:
-            return _told("still-writing", facts, closed=closed)
+            return _make_verdict("still-writing", facts, closed=closed)
         step = after_findings(name, facts.source, last.report)
-        return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
+        return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
     if facts.runs and facts.runs[-1].outcome in _OF_ROWS and facts.runs[-1].phase not in facts.phases:
         step = next_step("collision", script=name, source=facts.source)
         return replace(safe, command=step.command, remark=step.remark)
@@ -589,8 +589,8 @@ def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     values: dict[str, Any] = {"what": "rollback" if back else "cutover", "authority": authority}
     if facts.at_work:
         remark = _waiting(facts, control) or "look again in a few seconds"
-        return _told("in-freeze", facts, remark=remark, **values)
-    return _told("freeze-cut-off", facts, safe=False, **values)
+        return _make_verdict("in-freeze", facts, remark=remark, **values)
+    return _make_verdict("freeze-cut-off", facts, safe=False, **values)
 
 
 def _waiting(facts: Facts, control: ControlRow) -> str:
@@ -612,7 +612,7 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
 
 def _maintained(facts: Facts, closed: str) -> Verdict:
     name, last, kept = facts.script_id, facts.verification, ", ".join(facts.declared.migration.index_labels)
-    verdict = _told("complete-maintained", facts, kept=kept)
+    verdict = _make_verdict("complete-maintained", facts, kept=kept)
     if facts.at_work:
         return replace(verdict, command=f"status {name}", remark="a runner is at work; look again")
     if last is not None and last.divergences:
@@ -626,11 +626,15 @@ def _maintained(facts: Facts, closed: str) -> Verdict:
 def _in_complete(facts: Facts) -> Verdict:
     name, ends, kept = facts.script_id, facts.retention_ends_at, facts.declared.migration.index_labels
     listed = ", ".join(kept)
-    verdict = _told("complete-handed-over", facts, kept=listed) if kept else _told("complete", facts)
+    verdict = (
+        _make_verdict("complete-handed-over", facts, kept=listed)
+        if kept
+        else _make_verdict("complete", facts)
+    )
     compared = facts.indexes_verified
     if kept and compared is not None and compared[1]:
         text = f"{counted(compared[1], 'row')} differed"
-        return _told("indexes-differ", facts, safe=False, kept=listed, differ=text)
+        return _make_verdict("indexes-differ", facts, safe=False, kept=listed, differ=text)
     if not facts.proved:
         export = f"evidence export evidence-{name} {name}"
         return replace(verdict, command=export, remark="then verify it; `retire` asks for that")
@@ -650,4 +654,4 @@ def _erasing(facts: Facts) -> Verdict | None:
         named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
         row_id = named[0] if named else "?"
         values = {"command": f"erase {facts.script_id} --id {row_id} --reason 'goes on'"}
-    return _told("erasure-cut-off", facts, safe=False, day=first.at[:10], **values)
+    return _make_verdict("erasure-cut-off", facts, safe=False, day=first.at[:10], **values)

@@ -173,14 +173,14 @@ def _held_back(facts: Facts) -> Iterable[HeldBack]:
             text = f"process {lease.pid} on {lease.host} holds the lease of the runner, unless it ends"
             yield HeldBack("lease", text, None, lease.ends_at)
         return
-    for hold in pulse.held:
-        yield HeldBack(str(hold.by), _told(hold))
+    for hold in pulse.limits:
+        yield HeldBack(str(hold.by), _limit_text(hold))
     for wait in pulse.waits:
         until = None if wait.until is None else format_ticks(wait.until)
         yield HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)
 
 
-def _told(limit: Held) -> str:
+def _limit_text(limit: Held) -> str:
     rate = f"{limit.entities_per_second:,} entities/s"
     return {
         Holds.PAUSE: "paused by the operator until `rekey resume`",

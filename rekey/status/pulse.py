@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.eta import Eta
-from rekey.core.plain import plain
+from rekey.core.plain import json_field, plain
 from rekey.core.progress import Held, Holds, Progress
 from rekey.project.privatefiles import write_whole
 
@@ -54,12 +54,12 @@ class Pulse:
     # For clients, delayed requests, a service that does not answer.
     waits: tuple[Waiting, ...] = ()
     # What holds requests back.
-    held: tuple[Held, ...] = ()
+    limits: tuple[Held, ...] = field(default=(), metadata=json_field("held"))
     # Since when it follows (`apply --follow`); "": it does not.
     following: str = ""
 
 
-def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], following: str = "") -> Pulse:
+def pulse_of(progress: Progress, script_id: str, limits: tuple[Held, ...], following: str = "") -> Pulse:
     """Return the pulse of a runner from its progress, its migration and what holds its requests back."""
     now, work = progress.work, None
     if now is not None:
@@ -71,7 +71,7 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], followi
         script_id=script_id,
         work=work,
         waits=tuple(Waiting(wait.what, wait.since, wait.until) for wait in progress.waits),
-        held=held,
+        limits=limits,
         following=following,
     )
 
@@ -105,7 +105,7 @@ def read(state: Path, now: int) -> Pulse | None:
             script_id=str(document["script_id"]),
             work=None if work is None else Pass(**work),
             waits=tuple(Waiting(**wait) for wait in document["waits"]),
-            held=tuple(Held(**{**limit, "by": Holds(limit["by"])}) for limit in document["held"]),
+            limits=tuple(Held(**{**limit, "by": Holds(limit["by"])}) for limit in document["held"]),
             following=str(document["following"]),
         )
     except (OSError, ValueError, KeyError, TypeError):

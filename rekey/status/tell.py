@@ -34,7 +34,7 @@ _ON_TOP = {
 _Fields: TypeAlias = Iterator[tuple[str, str]]
 
 
-def told(
+def status_lines(
     status: Status, command: Callable[[str], str], *, requests: bool = False, verbose: bool = False
 ) -> list[str]:
     """Return the lines about one migration.
@@ -56,7 +56,7 @@ def told(
 
 
 def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
-    """Return the lines that say whether a migration is safe, and what is next; `command` as in `told`."""
+    """Return the lines about safety and the next command; `command` as in `status_lines`."""
     verdict = status.verdict
     lines = labelled("safe" if verdict.safe else "ATTENTION", verdict.sentence)
     return [*lines, *next_lines(status, command)]
@@ -244,7 +244,7 @@ def _kept(status: Status) -> _Fields:
 
 
 def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
-    """Return the lines about the next command and its remark; `command` as in `told`."""
+    """Return the lines about the next command and its remark; `command` as in `status_lines`."""
     verdict = status.verdict
     if not verdict.command:
         return []

@@ -155,7 +155,7 @@ def scraped(folder: Path, documents: Documents) -> Iterator[Prometheus]:
 def _running(watch: Watch) -> Callable[[], Any]:
     async def run() -> None:
         while True:
-            await watch.look_once()
+            await watch.update()
             await asyncio.sleep(0.2)
 
     return run

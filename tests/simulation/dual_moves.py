@@ -68,7 +68,7 @@ def repeatable() -> Iterator[None]:
         stack.enter_context(mock.patch.multiple(cutover, verify_full=verified, unfollowed=lambda _run: False))
         words = mock.patch.object(control_module.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
         stack.enter_context(words)
-        stack.enter_context(mock.patch.object(clients, "UNTOLD", 0))
+        stack.enter_context(mock.patch.object(clients, "CLOCK_RESOLUTION", 0))
         stack.enter_context(mock.patch.object(clients, "POLL_S", POLL_S))
         yield
 
@@ -237,7 +237,7 @@ class MovingWorld(DualWorld):
             options=Options(),
             tell=tell_nobody,
         )
-        run.together = (run,)
+        run.run_group = (run,)
         return run
 
     async def _gate(self, action: str) -> None:

@@ -34,7 +34,7 @@ from rekey.protocol.term import Term
 from rekey.runner import clients
 from rekey.runner.phases import backfill, cutover, reconcile
 from rekey.runner.run import Run
-from rekey.state.models import WATERMARK, Segment, StoredSums, Verification
+from rekey.state.models import WATERMARK, Segment, StoredDigests, Verification
 from rekey.verify import digest, sums, trace
 from tests.fakes.faults import Call
 from tests.simulation.late_small import ALL_S, LateWorld, StateFile
@@ -50,7 +50,7 @@ class FullStateFile(StateFile):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stored: StoredSums | None = None
+        self.stored: StoredDigests | None = None
         self.frozen = asyncio.Event()
         self.verified = 0
 
@@ -60,11 +60,11 @@ class FullStateFile(StateFile):
         if name == cutover.FROZEN_AT:
             self.frozen.set()
 
-    def sums(self, _script_id: str) -> StoredSums | None:
+    def stored_digests(self, _script_id: str) -> StoredDigests | None:
         """Return the sums of a verification that was cut off."""
         return self.stored
 
-    def keep_sums(self, _script_id: str, stored: StoredSums | None) -> None:
+    def keep_digests(self, _script_id: str, stored: StoredDigests | None) -> None:
         """Keep them."""
         self.stored = stored
 
@@ -138,7 +138,7 @@ class FreezeWorld(LateWorld):
         return call.writes and call.table == self.source.name
 
     def durable(self) -> Hashable:
-        stored = self.file.stored and (self.file.stored.begun_at, str(self.file.stored.sums["parts"]))
+        stored = self.file.stored and (self.file.stored.begun_at, str(self.file.stored.digests["parts"]))
         return (
             super().durable(),
             stored,

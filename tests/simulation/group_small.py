@@ -124,7 +124,7 @@ class GroupWorld(Scenario):
     async def _migrate(self) -> None:
         runs = [self._run(one) for one in MEMBERS]
         for run in runs:
-            cast(Any, run).together = runs
+            cast(Any, run).run_group = runs
         with suppress(Moved, ServiceError, Findings, GateClosed):
             await self._leave(MEMBERS[0])
             await (cutover.run if self.end is ControlPhase.CUTOVER else cutover.undo)(runs[0])

@@ -14,9 +14,9 @@ from rekey.core.progress import Progress
 from rekey.protocol.rules import View
 from rekey.runner import commands, steering
 from rekey.runner.hooks import run_hook
-from rekey.runner.look import look
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
+from rekey.runner.status import read_status
 from rekey.state.models import Verification
 from rekey.state.store import State
 from rekey.status.facts import FOLLOWING
@@ -122,7 +122,7 @@ class Following:
         session.beat()
         declared = project.scripts[self.ours.script_id]
         parts = project.config, project.scripts, declared, session.state, session.accounts
-        return await look(*parts, project.clock)
+        return await read_status(*parts, project.clock)
 
     @property
     def verified(self) -> Sequence[Verification]:

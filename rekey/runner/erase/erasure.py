@@ -50,7 +50,7 @@ class Asked:
     # Safe ids of rows that the mapping does not know.
     unknown: tuple[str, ...]
     # All keys of the subjects and all keys asked for: the recorded reason must hold none.
-    told: tuple[EntityKey, ...] = field(repr=False)
+    keys: tuple[EntityKey, ...] = field(repr=False)
     # Target rows of the subjects, as read; `targets` counts them by table.
     standing: Standing = field(default_factory=dict, repr=False)
     targets: Mapping[str, int] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def erase(
                 note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
                 run.progress.note(note, "erasure-finished")
         asked = await ask(queries, searched=searched, with_targets=with_targets)
-        refuse(asked.told)
+        refuse(asked.keys)
         tell(asked.targets)
         # Source rows by safe id and none of their target rows: the record must not link again what is erased.
         details = {
@@ -302,7 +302,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
     reverse_keys: dict[EntityKey, list[EntityKey]] = {}
     mapping = run.mapping
 
-    async def look(partition: str) -> None:
+    async def collect(partition: str) -> None:
         async for page in mapping.table.scan(KeyRange.of_rows(partition)):
             run.check()
             await mapping.learn(page.rows)
@@ -321,7 +321,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
 
     with run.progress.task("search the mapping") as advance:
         partitions = [*mapping.rows.partitions("i"), *mapping.rows.partitions("r")]
-        await for_each(partitions, look, limit=run.config.limits.scans)
+        await for_each(partitions, collect, limit=run.config.limits.scans)
     return reverse_keys
 
 

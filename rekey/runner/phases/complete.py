@@ -30,7 +30,7 @@ async def gate(run: Run) -> list[str]:
     reasons = await closed_by_tables(run, authority=run.targets[0])
     if run.is_delta or reasons:
         return reasons
-    seen = await clients.look(run)
+    seen = await clients.read_clients(run)
     old = [row for row in seen.live if row.view == "old"]
     text = "clients still use the old view, which `complete` ends"
     return [f"{text}: {clients.named(old, seen.now)}"] if old else []
@@ -45,11 +45,11 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     await clients.until_quiet(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        for member in run.together:
+        for member in run.run_group:
             with of_member(member):
                 # Of a group all members are settled before all move.
                 await _settle_before(member)
-        for member in run.together:
+        for member in run.run_group:
             if member.declared.migration.is_maintained:
                 member.state.set_fact(member.script_id, COMPLETED_AFTER, str(last_number(member)))
                 await member.control.keep_maintaining()

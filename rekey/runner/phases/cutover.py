@@ -82,14 +82,14 @@ async def gate(run: Run) -> list[str]:
 async def _closed_by_a_long_stop(run: Run) -> list[str]:
     """Return, as a list, the reason that the estimated write downtime exceeds `--stop-at-most`."""
     allowed_s = run.options.stop_at_most_s
-    if allowed_s is None or run is not run.together[0]:
+    if allowed_s is None or run is not run.run_group[0]:
         return []
     expected_s = expected_stop_s(run)
     apply = f"`rekey apply {run.declared.named}`"
     again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
         return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
-    expected_s += max([await quiet_in_s(member) for member in run.together])
+    expected_s += max([await quiet_in_s(member) for member in run.run_group])
     if expected_s <= allowed_s:
         return []
     longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
@@ -101,7 +101,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return run.crossed
-    for member in run.together:
+    for member in run.run_group:
         await until_quiet(member)  # requests of earlier runs take effect before the freeze
     if not run.is_delta:
         await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
@@ -110,7 +110,7 @@ async def run(run: Run) -> Counters:
         await _about_to_freeze(run, ControlPhase.CUTOVER)
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
-        await _prove_under_freeze(run.together)
+        await _prove_under_freeze(run.run_group)
     except Exception as error:
         await leave_freeze(run, ControlPhase.DUAL_WRITE)
         if isinstance(error, Findings):
@@ -183,7 +183,7 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
     if by is not None and run.clock.ticks() >= by:
         reason = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
         raise GateClosed(end, [reason], hint=asks_again(run, Phase.CUTOVER))
-    for member in run.together:
+    for member in run.run_group:
         await member.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
 
 
@@ -207,7 +207,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
             (or in `end`, if clients did not follow after the last move).
     """
     side: Side = SOURCE if start is ControlPhase.DUAL_WRITE else TARGET
-    runs = run.together
+    runs = run.run_group
     checked: dict[str, str] = {}
     for member in runs:
         control = await member.control.read()
@@ -324,18 +324,18 @@ async def undo(run: Run) -> Counters | None:
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
         return run.crossed or None
-    for member in run.together:
+    for member in run.run_group:
         with of_member(member):
             await _require_way_back(member)
     if run.is_delta:
         await _copy_back(run, now)
         return run.crossed
-    for member in run.together:
+    for member in run.run_group:
         # Before the control row moves: verifications up to now do not open the gate of a later cutover.
         member.state.set_fact(member.script_id, RETURNED_AFTER, str(last_number(member)))
         await member.control.mark_changed()  # nor those in the state file of another machine
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
-    for member in run.together:
+    for member in run.run_group:
         member.crossed = {}
     return None
 
@@ -361,21 +361,21 @@ async def _require_way_back(run: Run) -> None:
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
     """Copy the target rows written since cutover to the source, verify, then move the control row."""
-    for member in run.together:
+    for member in run.run_group:
         with of_member(member):
             await _check_back(member, now)
     if now.phase is ControlPhase.CUTOVER:
         await _about_to_freeze(run, ControlPhase.DUAL_WRITE)
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:
-        for member in run.together:
+        for member in run.run_group:
             with of_member(member):
                 await _bring_back(member, now)
                 await _prove_the_way_back(member)
     except Exception:
         await leave_freeze(run, ControlPhase.CUTOVER)
         raise
-    for member in run.together:
+    for member in run.run_group:
         member.state.set_fact(member.script_id, WATERMARK, await member.source_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
 

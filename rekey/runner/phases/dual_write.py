@@ -5,7 +5,7 @@ from __future__ import annotations
 from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import forget_ended, heard_of_until, look, move, settle_again
+from rekey.runner.clients import forget_ended, heard_of_until, move, read_clients, settle_again
 from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
@@ -13,7 +13,7 @@ from rekey.status.facts import LATE_UNTIL
 
 async def gate(run: Run) -> list[str]:
     """Return as a reason the clients that would refuse to write from here on; none in capture "delta"."""
-    return [] if run.is_delta else (await look(run)).closed_by_refusing()
+    return [] if run.is_delta else (await read_clients(run)).closed_by_refusing()
 
 
 async def run(run: Run) -> Counters:
@@ -30,7 +30,7 @@ async def run(run: Run) -> Counters:
     # such client can send requests any more finds them.
     until = await heard_of_until(run, await run.control.read())
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
-    clients = len((await look(run)).live)
+    clients = len((await read_clients(run)).live)
     if not clients:
         missing = f"{run.script_id}: no client of the application is registered; what is written to"
         text = f"{missing} {run.source.name} now is not followed, and verification will find it"

@@ -19,7 +19,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.registry import SAFETY_S, ClientRow, Registry, over_at
 from rekey.protocol.sweeper import Company
 from rekey.runner.commands import Mode
-from rekey.runner.look import look
+from rekey.runner.status import read_status
 from rekey.state.store import State
 from rekey.status.judge import Status
 from rekey.tables.base import SIGNED_S
@@ -278,7 +278,9 @@ def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path
         declared = project.scripts[ours.script_id]
         with State.open(project.config.state, read_only=True) as state:
             accounts = project.connect(project.config)
-            return ours.do(look(project.config, project.scripts, declared, state, accounts, project.clock))
+            return ours.do(
+                read_status(project.config, project.scripts, declared, state, accounts, project.clock)
+            )
 
     try:
         client = ours.client()

@@ -44,7 +44,7 @@ class Told:
 async def served(told: Told, access: Access | None = None) -> AsyncIterator[tuple[str, Watch]]:
     """Serve; looks happen only where the test says so."""
     watch = Watch(told, FakeClock())
-    await watch.look_once()
+    await watch.update()
     watch.run = asyncio.Event().wait  # type: ignore[method-assign,assignment]
     async with serving(LOOPBACK, watch, access or Access()) as url:
         yield url, watch
@@ -78,7 +78,7 @@ async def test_a_stream_tells_each_look_and_ends_with_the_server() -> None:
         )
         await lines.readline()
         told.now = Unavailable("the tables account does not answer")
-        await watch.look_once()
+        await watch.update()
         assert await lines.readline() == b"event: problem\n"
         assert await lines.readline() == b'data: "the tables account does not answer"\n'
         await watch.close()
@@ -89,7 +89,7 @@ async def test_a_look_that_fails_keeps_what_was_seen_and_is_told() -> None:
     told = Told()
     async with served(told) as (url, watch):
         told.now = Unavailable("busy")
-        await watch.look_once()
+        await watch.update()
         assert json.loads((await get(f"{url}progress"))[1]) == document()
         assert "rekey_looks_failed_total 1.0" in (await get(f"{url}metrics"))[1]
         assert (await get(f"{url}health/readiness"))[0] == 200
@@ -237,7 +237,7 @@ async def test_what_is_remembered_is_bounded() -> None:
     watch = Watch(told, clock)
     for number in range(800):
         told.now = document(migration(sentence=f"look {number}"))
-        await watch.look_once()
+        await watch.update()
         clock.advance(10)
     history = watch.history()
     assert len(history["samples"]["0001_users"]) == 360, "an hour"
@@ -277,7 +277,7 @@ async def test_the_page_shows_a_group_as_one_with_its_next_command(tmp_path: Pat
 
 def test_documentation_alerts_and_dashboard_name_the_metrics_that_there_are() -> None:
     watch = Watch(Told(), FakeClock())
-    asyncio.run(watch.look_once())
+    asyncio.run(watch.update())
     full = migration(divergences=0)
     watch.document = document(full)
     told = {f"{family.name}_total" if family.type == "counter" else family.name for family in families(watch)}

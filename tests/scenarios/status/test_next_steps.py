@@ -22,7 +22,7 @@ from rekey.model import Row, key_of
 from rekey.next_steps import TEXTS, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.runner.look import look
+from rekey.runner.status import read_status
 from rekey.state.store import State
 from rekey.verify.full import Reread
 from tests.asserts.command_line import Commands, Said
@@ -510,7 +510,7 @@ def _it_was_killed_while_it_followed(rekey: Steps) -> None:
         with State.open(project.config.state, read_only=True) as state:
             accounts, declared = project.connect(project.config), project.scripts[SCRIPT]
             parts = project.config, project.scripts, declared, state, accounts, project.clock
-            status = follow.ours.do(look(*parts, at_end=True))
+            status = follow.ours.do(read_status(*parts, at_end=True))
         assert (
             status.verdict.command == next_step("follow", script=SCRIPT).command == f"apply {SCRIPT} --follow"
         )

@@ -14,8 +14,8 @@ from rekey.model import Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import verification
-from rekey.runner.look import look
 from rekey.runner.restore import restore
+from rekey.runner.status import read_status
 from rekey.status.facts import RETURNED_AFTER
 from rekey.status.judge import Status
 from tests.fakes.faults import Call
@@ -54,7 +54,7 @@ def removed(made: Company) -> str:
 def status(made: Company) -> Status:
     with made.session() as session:
         parts = session.config, session.scripts, session.scripts[made.script_id], session.state
-        return made.do(look(*parts, session.accounts, session.clock))
+        return made.do(read_status(*parts, session.accounts, session.clock))
 
 
 def restored(made: Company, row_id: str) -> None:

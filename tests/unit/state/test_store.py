@@ -14,7 +14,7 @@ import pytest
 from rekey.errors import MachineFailed, Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.session import require_same_place, require_same_rules
-from rekey.state.models import MigrationRecord, StoredSums, Verification
+from rekey.state.models import MigrationRecord, StoredDigests, Verification
 from rekey.state.store import State
 
 SCRIPT = "0001_users"
@@ -209,7 +209,7 @@ def test_what_is_written_to_any_table_of_the_schema_is_read_back(path: Path, sta
     state.add_segments(SCRIPT, "backfill", [KeyRange()])
     state.start_phase(SCRIPT, "backfill")
     state.add_verification(SCRIPT, verification())
-    state.keep_sums(SCRIPT, StoredSums("{}", "2024-05-01T00:00:00Z", {"parts": []}))
+    state.keep_digests(SCRIPT, StoredDigests("{}", "2024-05-01T00:00:00Z", {"parts": []}))
     state.audit("x", SCRIPT, {"rows": [1, 2]})
     state.add_checkpoint(1, "note", "remark")
     read = {
@@ -219,7 +219,7 @@ def test_what_is_written_to_any_table_of_the_schema_is_read_back(path: Path, sta
         "segment": lambda one: one.segments(SCRIPT, "backfill"),
         "phase_run": lambda one: one.phase_runs(SCRIPT),
         "verification": lambda one: one.verifications(SCRIPT),
-        "partial_sums": lambda one: one.sums(SCRIPT),
+        "partial_sums": lambda one: one.stored_digests(SCRIPT),
         "audit_event": State.audit_events,
         "audit_checkpoint": State.checkpoints,
     }
@@ -234,7 +234,7 @@ def test_what_is_written_to_any_table_of_the_schema_is_read_back(path: Path, sta
 READER = """
 import sys
 from pathlib import Path
-from rekey.state.models import StoredSums
+from rekey.state.models import StoredDigests
 from rekey.state.store import State
 with State.open(Path(sys.argv[1]), read_only=True) as state:
     print(state.get_fact("0001_users", "x"))
@@ -294,11 +294,11 @@ def test_keys_of_a_verification_under_way_are_forgotten_too_also_when_others_wer
     with State.open(tmp_path / "state.sqlite") as state:
         state.register("0001_a", "d", "Source", "r", {}, "e")
         for ended in (False, True):
-            state.keep_sums("0001_a", StoredSums("{}", "2024-05-01T00:00:00Z", {"parts": [bounds]}))
+            state.keep_digests("0001_a", StoredDigests("{}", "2024-05-01T00:00:00Z", {"parts": [bounds]}))
             if ended:
-                state.keep_sums("0001_a", None)
+                state.keep_digests("0001_a", None)
             state.forget_keys("0001_a")
-            assert state.sums("0001_a") is None
+            assert state.stored_digests("0001_a") is None
             everything = b"".join(one.read_bytes() for one in sorted(tmp_path.iterdir()))
             assert b"a-key" not in everything and b"a-cursor" not in everything
 

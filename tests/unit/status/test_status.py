@@ -39,7 +39,7 @@ from rekey.status.facts import (
     Lease,
     Wait,
     _intents,
-    look_at,
+    read_facts,
     waits,
 )
 from rekey.status.judge import judge
@@ -369,7 +369,7 @@ def aged(seconds: float, **more: Any) -> ClientRow:
 
 
 def told(known: Facts) -> str:
-    return "\n".join(tell.told(judge(known), "rekey {}".format))
+    return "\n".join(tell.status_lines(judge(known), "rekey {}".format))
 
 
 def test_clients_are_shown_with_what_they_go_by_and_how_long_they_may_still_act() -> None:
@@ -413,9 +413,9 @@ def test_what_matters_comes_first_and_what_is_internal_only_where_it_is_asked_fo
     text = " ".join(told(known).split())
     for word in ("epoch", "segment", "control row"):
         assert word not in text
-    asked = " ".join(" ".join(tell.told(judge(known), "rekey {}".format, verbose=True)).split())
+    asked = " ".join(" ".join(tell.status_lines(judge(known), "rekey {}".format, verbose=True)).split())
     assert "control row `dual_write`, epoch 3" in asked and "1 of 1 segment done" in asked
-    everybody = tell.told(judge(dual(D, Phase.RECONCILE, WEB)), "rekey {}".format, verbose=True)
+    everybody = tell.status_lines(judge(dual(D, Phase.RECONCILE, WEB)), "rekey {}".format, verbose=True)
     assert "follows (epoch 3)" in " ".join(" ".join(everybody).split())
 
 
@@ -616,7 +616,7 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
     )
     await Registry(memory, SCRIPT).beat(WEB)
     with State.open(config.state) as state:
-        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
+        found = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert [row.name for row in found.clients] == ["web"]
         assert found.intents == Intents(0, None), "no table yet"
         journal = memory.table(JOURNAL_TABLE)
@@ -624,14 +624,14 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
         for seconds in (1, 2):
             clock.advance(seconds)
             await Journal(journal, SCRIPT).begin(f"{seconds}", 3, "source", [EntityKey("p", "r")])
-        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
+        found = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert found.intents is not None
         assert found.intents.depth == 2
         await Registry(memory, SCRIPT).delete(WEB.client_id, {"writes": 5})
-        gone = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
+        gone = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert (gone.clients, judge(gone).counted) == ((), {"writes": 5}), "what it did stays"
         assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
-        delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, Accounts(memory, memory), clock)
+        delta = await read_facts(DECLARED, {SCRIPT: DECLARED}, config, state, Accounts(memory, memory), clock)
         assert (delta.clients, delta.intents) == ((), None)
 
 
@@ -655,11 +655,11 @@ async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
     async def at_work() -> tuple[bool, bool]:
         write(config.state, Pulse(clock.ticks(), SCRIPT))
         memory.faults = PlannedFaults()
-        known = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
+        known = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert known.lease is not None
         assert known.lease.killed is not known.at_work
         memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), times=100))
-        away = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
+        away = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert away.unreachable
         return known.at_work, away.at_work
 

@@ -14,13 +14,13 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.opening import Prepared, is_ours, open_migration, secrets_refused
 from rekey.runner import steering
 from rekey.state.store import State
-from rekey.status.facts import look_at
+from rekey.status.facts import read_facts
 from rekey.status.judge import Status, judge
 from rekey.status.tell import document
 from rekey.tables.base import Accounts
 
 
-async def look(
+async def read_status(
     config: Config,
     scripts: Mapping[str, Declared],
     declared: Declared,
@@ -30,7 +30,7 @@ async def look(
     *,
     at_end: bool = False,
 ) -> Status:
-    """Return the status of a migration; `at_end` and errors as of `look_at`."""
+    """Return the status of a migration; `at_end` and errors as of `read_facts`."""
     prepared, record = Prepared.of(config, declared), state.migration(declared.script_id)
     refused = partial(secrets_refused, open_migration(prepared, accounts))
     paused = steering.is_paused(config.state)
@@ -38,13 +38,13 @@ async def look(
     def ours(row: ControlRow) -> bool:
         return is_ours(prepared, row, record.run_id if record else None)
 
-    read = look_at(
+    read = read_facts(
         declared, scripts, config, state, accounts, clock, refused, ours, paused=paused, at_end=at_end
     )
     return judge(await read)
 
 
-def told(config: Config, status: Status, clock: Clock) -> dict[str, Any]:
+def progress_document(config: Config, status: Status, clock: Clock) -> dict[str, Any]:
     """Return the progress document of one migration."""
-    said = steering.read(config.state) or steering.Steering()
-    return document([status], plain(said), clock.ticks())
+    setting = steering.read(config.state) or steering.Steering()
+    return document([status], plain(setting), clock.ticks())
