@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 
 from rekey.client.reservations import Reservations
-from rekey.client.steps import Decided, Draft, During, Prepared, Request, known, targets_of
+from rekey.client.steps import Decided, Draft, During, Prepared, Request, State, known, targets_of
 from rekey.errors import RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.model import EntityKey, Row
@@ -220,14 +220,14 @@ class Authority(ABC):
                     await self.replicas.yield_or_collide(draft.old_key, target, row)
                 draft.replicas.own.add(target)
 
-    async def release(self, request: Request, forward: Forward | None, *, keeps_moved: bool) -> None:  # noqa: ARG002
+    async def release(self, request: Request, forward: Forward | None, moved: State | None) -> None:  # noqa: ARG002
         """Release the write's reservations. Called once no request to the authority can take effect any more.
 
         Args:
             forward: the forward row as the authority's write left it, None if there was no write.
-            keeps_moved: as `Reservations.release`.
+            moved: as `Reservations.release`.
         """
-        await self.reservations.release(request, keeps_moved=keeps_moved)
+        await self.reservations.release(request, moved)
 
     async def _leaves(self, draft: Draft, main: EntityKey) -> bool:
         """Tell whether the same call deletes the row under a main target key."""

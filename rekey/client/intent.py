@@ -7,6 +7,7 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rekey.client.flow import Flow, check_one_partition
@@ -261,11 +262,21 @@ class NewViewFirst(CrossView):
 
     async def locate(self, draft: Draft) -> None:
         place = draft.place = TargetKey(0, *draft.key)
-        draft.source_key = await self.authority.replicas.owner_of(draft.key)
+        draft.source_key = await self._owner(place)
         if draft.given.verb in CREATES and not await self._is_there(draft, place):
             draft.source_key = self.authority.named_key(draft, draft.given.row)
         if draft.source_key is None:
             row_after(draft.given, None)  # raises what the service answers for a missing row
+
+    async def _owner(self, place: TargetKey) -> EntityKey | None:
+        """Return the source key of the row under a main target key; while it passes on, the one whose row is
+        there."""
+        claim = await self.authority.mapping.owner(place.key)
+        for heir in () if claim is None else claim.claimants[1:]:
+            with suppress(RowRefused):
+                if await self.authority.replicas.still_owns(heir, place):
+                    return heir
+        return None if claim is None else claim.source
 
     async def read_authority(self, draft: Draft) -> None:
         draft.authority_key = draft.old_key

@@ -49,8 +49,7 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
     hold.keep_intent = hold.keep_intent or _met_another(decided)
     if hold.moves:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, slow)
-        keeps_moved = flow.followed[number].state is not State.SETTLED
-        await _release(flow, decided.write.request, decided, keeps_moved=keeps_moved)
+        await _release(flow, decided.write.request, decided, flow.followed[number].state)
     else:
         release_keys = _release(flow, decided.write.request, decided)
         await side_by_side([release_keys, _write_replicas(flow, number, decided, slow)])
@@ -76,11 +75,11 @@ async def release(flow: Flow) -> None:
 
 
 async def _release(
-    flow: Flow, request: Request, decided: Decided | None = None, *, keeps_moved: bool = False
+    flow: Flow, request: Request, decided: Decided | None = None, moved: State | None = None
 ) -> None:
     forward = None if decided is None else decided.during.forward
     try:
-        await flow.authority.release(request, forward, keeps_moved=keeps_moved)
+        await flow.authority.release(request, forward, moved)
     except ServiceError:
         flow.client.counters.replica_failures += 1  # the reservation expires
 

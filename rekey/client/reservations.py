@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 
-from rekey.client.steps import Draft, Request
+from rekey.client.steps import Draft, Request, State
 from rekey.mapping.rows import Owner, Reservation, TargetKey
 from rekey.mapping.store import StillOwns, remember
 from rekey.model import EntityKey
@@ -82,11 +82,11 @@ class Reservations:
                 return
         raise self._mapping.kept_changing()
 
-    async def release(self, request: Request, *, keeps_moved: bool) -> None:
-        """Release the write's reservations of target keys. `keeps_moved`: the authority did the write, and
-        propagate has not passed on the claims of rows that it deleted."""
+    async def release(self, request: Request, moved: State | None) -> None:
+        """Release the write's reservations of target keys. `moved`: how far the replicas are of a row that
+        took over a key from a row deleted by the same call; None if there is no such row."""
         targets = sorted(request.held.reserved)
-        await side_by_side(self._release(request, target, keeps_moved=keeps_moved) for target in targets)
+        await side_by_side(self._release(request, target, moved) for target in targets)
 
     def reservation(self, request: Request, key: EntityKey, present: Reservation | None) -> Reservation:
         """Return a write's reservation for `key`, merged with `present`, the mapping row's own."""
@@ -122,15 +122,19 @@ class Reservations:
             return owner
         return await self._mapping.unreserved(draft.old_key, target)
 
-    async def _release(self, request: Request, target: TargetKey, *, keeps_moved: bool) -> None:
+    async def _release(self, request: Request, target: TargetKey, moved: State | None) -> None:
         owner: Owner | None = request.held.reserved.pop(target)
         for _ in range(RELEASES):
             reserved = None if owner is None else owner.reserved
             if owner is None or reserved is None or request.word not in reserved.writers:
                 return
-            if owner.source != reserved.key and keeps_moved:
-                return  # the row may exist, and the claim may not have passed on to it
-            released = await self._mapping.take(owner.source, target, owner, reserved.without(request.word))
+            source_key = owner.source
+            if source_key != reserved.key and moved is not None:
+                if moved is not State.SETTLED:
+                    return  # the row may exist, and the claim has not passed on to it
+                if target.table > 0:  # propagate passes on main keys only
+                    source_key = reserved.key
+            released = await self._mapping.take(source_key, target, owner, reserved.without(request.word))
             if released is not None:
                 if target.table == 0:
                     remember(self._owners, target.key, released)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rekey.client.authority import Authority, index_places
 from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.reservations import RELEASES
-from rekey.client.steps import Draft, During, Prepared, Request, known, targets_of
+from rekey.client.steps import Draft, During, Prepared, Request, State, known, targets_of
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.mapping.store import remember
@@ -254,13 +254,13 @@ class TargetAuthority(Authority):
 
     # --- reservations in the forward row ----------------------------------------------------------------
 
-    async def release(self, request: Request, forward: Forward | None, *, keeps_moved: bool) -> None:
+    async def release(self, request: Request, forward: Forward | None, moved: State | None) -> None:
         rows = dict(request.held.reserved_forward)
         if forward is not None:
             rows[forward.source] = forward
         await side_by_side(
             [
-                super().release(request, forward, keeps_moved=keeps_moved),
+                super().release(request, forward, moved),
                 *(self._release_forward(request, key, row) for key, row in sorted(rows.items())),
             ]
         )

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import Forward, TargetKey, pointer_of
+from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
@@ -352,10 +352,13 @@ class Propagator:
         main_keys = {target.key for target in listed if target.table == 0}
         pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
         pointers |= {target.key for target in found.keys() - expected.keys() if target.table == 0}
-        owners = {pointer: await self.owner_of(pointer) for pointer in sorted(pointers)}
+        claims = {pointer: await self.mapping.owner(pointer) for pointer in sorted(pointers)}
+        owners = {pointer: claim.source for pointer, claim in claims.items() if claim is not None}
         for target, row in found.items():
             if target.table == 0:
-                mine = target in expected or owners[target.key] == source_key
+                mine = target in expected
+                if not mine and owners.get(target.key) == source_key:
+                    mine = not await self._passes_on(target, claims[target.key], tally)
             elif target.table == SOURCE_TABLE or owners.get(pointer_of(row)) == source_key:
                 mine = True
             elif target in expected:
@@ -370,6 +373,16 @@ class Propagator:
             if not mine:
                 del own[target]
         return own
+
+    async def _passes_on(self, target: TargetKey, claim: Owner | None, tally: Tally) -> bool:
+        """Tell whether a main row is passing on to the source key that its claim is reserved for, and pass it
+        on: deleted first and created again, it would be missing for a moment."""
+        for heir in () if claim is None else claim.claimants[1:]:
+            with suppress(RowRefused, Collision):  # reported where the heir is written or verified
+                if await self.still_owns(heir, target):
+                    await self._propagate(heir, tally)
+                    return True
+        return False
 
     async def _is_left(self, target: TargetKey, owner: EntityKey | None) -> bool:
         """Tell whether a row of an index table is nobody's any more: the main key that it points to has

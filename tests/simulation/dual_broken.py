@@ -22,7 +22,7 @@ from rekey.client.parts import ClientParts
 from rekey.client.reservations import Reservations
 from rekey.client.route import Writer
 from rekey.client.source_authority import SourceAuthority
-from rekey.client.steps import Decided, Draft, During, Prepared, targets_of
+from rekey.client.steps import Decided, Draft, During, Prepared, State, targets_of
 from rekey.client.target_authority import TargetAuthority
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore
@@ -228,8 +228,8 @@ def moved_keys_stay_reserved() -> Any:
     """The reservation of a key that passed on from a row of the same call is left to expire."""
     release = Reservations._release
 
-    async def kept(self: Reservations, request: Any, target: TargetKey, *, keeps_moved: bool) -> None:
-        await release(self, request, target, keeps_moved=keeps_moved or request.held.moves)
+    async def kept(self: Reservations, request: Any, target: TargetKey, moved: State | None) -> None:
+        await release(self, request, target, moved and State.UNSETTLED)
 
     return mock.patch.object(Reservations, "_release", kept)
 
