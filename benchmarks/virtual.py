@@ -19,7 +19,7 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.tables.answers import Answer
 from rekey.tables.azure import AzureTableService
 from rekey.tables.requests import Requester, RetryPolicy
-from rekey.tables.sent import Kind, Sent, kind_of
+from rekey.tables.sent import RequestKind, Sent, kind_of
 from rekey.tables.transport import Request
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ class StubTransport:
 
     def __init__(self, stub: Stub, latency: float) -> None:
         self._stub, self._latency, self._clock = stub, latency, VirtualClock()
-        self.listener: Callable[[Kind, int, float], None] | None = None
-        self.admit: Callable[[Kind], Awaitable[None]] | None = None
+        self.listener: Callable[[RequestKind, int, float], None] | None = None
+        self.admit: Callable[[RequestKind], Awaitable[None]] | None = None
         self.sent = Sent()
 
     async def send(self, request: Request) -> Answer:

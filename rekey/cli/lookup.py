@@ -14,7 +14,7 @@ from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
-from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
+from rekey.mapping.lookup import ErasedRow, FoundKeys, Lookup, Matches, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.protocol.opening import Prepared, open_migration, require_same_migration
@@ -42,8 +42,10 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     queries = named.queries(project.config, reason)
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     answers = shell.do(_look_up(shell, project, declared, queries, reason, named.bulk is not None))
-    matches = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Found)]
-    erased = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, Gone)]
+    matches = [
+        answer for _, row_answers in answers for answer in row_answers if isinstance(answer, FoundKeys)
+    ]
+    erased = [answer for _, row_answers in answers for answer in row_answers if isinstance(answer, ErasedRow)]
     unknown = [row_id for met, row_answers in answers if not row_answers for row_id in met.row_ids]
     if (matches or erased) and out is not None:
         lines = [json.dumps(plain(answer), ensure_ascii=False) for answer in (*matches, *erased)]
@@ -67,7 +69,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
 
 async def _look_up(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
-) -> list[tuple[Met, list[Found | Gone]]]:
+) -> list[tuple[Matches, list[FoundKeys | ErasedRow]]]:
     """Return, for each query, its mapping rows and the answers; record the look-up before.
 
     Raises:
@@ -87,25 +89,29 @@ async def _look_up(
         if declared.migration.is_sealed and (record is None or record.run_id != control.run_id):
             # Another state file would count look-ups from zero, and the record would be where nobody looks.
             raise refusal("look-up-elsewhere", script=declared.script_id, state=project.config.state)
-        looking = Lookup(await migration.mapping(control), accounts.tables)
-        met = [await looking.meet(query) for query in queries]
+        lookup = Lookup(await migration.mapping(control), accounts.tables)
+        matches = [await lookup.find(query) for query in queries]
         if not declared.migration.is_sealed and not bulk:
-            shown = [answer for answer in await looking.tell(met[0]) if isinstance(answer, Found)]
-            check_reason(
-                reason, [key for match in shown for key in (match.old, *(new for _, new in match.new))]
-            )
+            shown = [answer for answer in await lookup.open(matches[0]) if isinstance(answer, FoundKeys)]
+            check_reason(reason, [key for keys in shown for key in (keys.old, *(new for _, new in keys.new))])
         # The record holds no key of a row, and no unkeyed hash of one.
-        known = sum(bool(result.rows) for result in met)
+        known = sum(bool(match.rows) for match in matches)
         if bulk:
-            asked = "\n".join(digest for result in met for digest in result.digests)
+            asked = "\n".join(digest for match in matches for digest in match.digests)
             digest = hashlib.sha256(asked.encode()).hexdigest()
-            details = {"by": "bulk", "count": len(met), "found": known, "digest": digest, "reason": reason}
+            details = {
+                "by": "bulk",
+                "count": len(matches),
+                "found": known,
+                "digest": digest,
+                "reason": reason,
+            }
         else:
-            row_ids = list(met[0].row_ids)
-            details = {"by": met[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
+            row_ids = list(matches[0].row_ids)
+            details = {"by": matches[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
         erasures = _record(shell, project, declared, details)
-        looking.was_erased(erasures.rows, erasures.cohorts, erasures.whole)
-        return [(result, await looking.tell(result)) for result in met]
+        lookup.was_erased(erasures.rows, erasures.cohorts, erasures.whole)
+        return [(match, await lookup.open(match)) for match in matches]
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
@@ -127,7 +133,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         return Erasures()
 
 
-def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:
+def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[ErasedRow]) -> RekeyError:
     returned = [row for row in erased if row.returned]
     findings = [f"row {row.row_id} was erased on {row.on}" for row in erased if not row.returned]
     findings += [f"row {row.row_id} was erased on {row.on}, and stands there again" for row in returned]
@@ -142,7 +148,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     return refusal("rows-unknown", what=what, script=declared.script_id, kept=kept)
 
 
-def _match_lines(declared: Declared, row: Found) -> list[str]:
+def _match_lines(declared: Declared, row: FoundKeys) -> list[str]:
     keys = [(f"old, {declared.migration.source}", row.old)]
     keys += [(f"new, {table}", key) for table, key in row.new]
     lines = [f"row {row.row_id}"]

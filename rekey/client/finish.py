@@ -247,9 +247,9 @@ class Finisher:
         try:
             async with self._removing:
                 if ids in self._ended:
-                    together = tuple(self._ended)
-                    await self.client.journal.end([key for some in together for key in some])
-                    for keys in together:
+                    waiting = tuple(self._ended)
+                    await self.client.journal.end([key for ids_of_call in waiting for key in ids_of_call])
+                    for keys in waiting:
                         self._ended.pop(keys, None)
         finally:
             self._ended.pop(ids, None)

@@ -59,27 +59,27 @@ class Permit:
         return self.phase in FOLLOWED or self.maintained
 
 
-class InFlight:
+class RunningOperations:
     """The operations of one client that are in flight, counted by the number of their permit."""
 
     def __init__(self) -> None:
         # Operations begun so far.
-        self.given = 0
+        self.begun = 0
         self.running: Counter[int] = Counter()
         # Until when a write with an unknown outcome may still take effect, by the client's clock.
         self.open_until = float("-inf")
         # The same for writes without a journal, by the number of their permit.
         self._open_by_number: dict[int, float] = {}
-        self._quiet = asyncio.Event()
+        self._idle = asyncio.Event()
 
     def leave(self, number: int) -> bool:
-        """Count down by one; tell whether it was the last of its number."""
+        """Decrement the count of a permit number; tell whether it is now 0."""
         self.running[number] -= 1
         last = not self.running[number]
         if last:
             del self.running[number]
         if not self.running:
-            self._quiet.set()
+            self._idle.set()
         return last
 
     def failed(self, permit: Permit, error: BaseException) -> None:
@@ -98,11 +98,11 @@ class InFlight:
         self._open_by_number = {older: until for older, until in self._open_by_number.items() if now < until}
         return any(older < number for older in (*self.running, *self._open_by_number))
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until no operation is running."""
         while self.running:
-            self._quiet.clear()
-            await self._quiet.wait()
+            self._idle.clear()
+            await self._idle.wait()
 
 
 async def _nothing_to_settle() -> None:
@@ -113,7 +113,7 @@ async def _nothing_to_settle() -> None:
 class ClientLease:
     """The lease of one client: gives its operations their permits.
 
-    No request is sent before `start`, `poll`, `look_again` or the first operation.
+    No request is sent before `start`, `poll`, `reread` or the first operation.
     """
 
     store: ControlStore
@@ -142,17 +142,17 @@ class ClientLease:
         self._acknowledged = self._view
         self._reading = Reading(None)
         self._trusted_until = float("-inf")
-        self._in_flight = InFlight()
+        self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
         self._settling = False
         self._closed = False
-        self._looking = asyncio.Lock()
-        self._looks = 0
+        self._read_lock = asyncio.Lock()
+        self._reads = 0
         self._moved = asyncio.Event()
         self._wanted = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    # --- what a client asks -------------------------------------------------------------------------------
+    # --- state and permits of operations ------------------------------------------------------------------
 
     @property
     def control(self) -> ControlRow | None:
@@ -170,7 +170,7 @@ class ClientLease:
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        """Enter an operation; leaving it returns the permit. The caller bounds it by the longest operation.
+        """Run an operation under a permit. The caller bounds its time by `longest_operation_s`.
 
         Args:
             writes: whether the operation writes. Writes wait in a freeze, up to `freeze_wait_s`.
@@ -198,7 +198,7 @@ class ClientLease:
             WritesRefused: a newer epoch was acknowledged, so the runner no longer waits for this work.
         """
         if permit.number < self._acknowledged.number:
-            raise self._too_late()
+            raise self._held_up()
         self._in_flight.running[permit.number] += 1
         try:
             yield
@@ -218,28 +218,28 @@ class ClientLease:
         """Raise WritesRefused when a permit no longer allows sending. Called as each request is sent."""
         # The process may have been suspended since the permit was given, and its client taken for dead.
         if self.monotonic() >= permit.sends_until:
-            raise self._too_late()
+            raise self._held_up()
 
     def in_time(self, permit: Permit) -> bool:
         """Tell whether the runner cannot have given up an operation under this permit yet."""
         return self.monotonic() < permit.until
 
-    async def look_again(self) -> Permit:
+    async def reread(self) -> Permit:
         """Read the control row now, and return the permit by this reading. Raises RekeyError: the row could
         not be read, or the reading refuses anything."""
-        await self._look()
+        await self._read()
         if self._reading.refusal is not None:
             raise self._reading.refusal.error()
         return self._grant()
 
-    # --- beginning, looking, ending -----------------------------------------------------------------------
+    # --- start, poll, close -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Read the control row for the first time, and keep reading it in the background."""
         # A restricted store that fails now is no error yet: the first operation reads again, and is refused
         # if that fails too.
-        await self._note("look", self.poll())
-        self._tasks["looks"] = asyncio.create_task(self._keep(), name=f"client lease {self.facts.script_id}")
+        await self._note("read", self.poll())
+        self._tasks["reads"] = asyncio.create_task(self._keep(), name=f"client lease {self.facts.script_id}")
 
     async def poll(self) -> None:
         """Beat, read the control row, and acknowledge its epoch if possible (then beat and read once more).
@@ -248,7 +248,7 @@ class ClientLease:
             ServiceError: the restricted store failed; the lease is not extended.
             StateUnusable: the control row cannot be read by this program.
         """
-        await self._look()
+        await self._read()
         await self._acknowledge_all()
 
     async def close(self) -> None:
@@ -258,13 +258,13 @@ class ClientLease:
             return
         self._closed = True
         self._moved.set()
-        looks = self._tasks.get("looks")
-        if looks is not None:
+        reading_task = self._tasks.get("reads")
+        if reading_task is not None:
             # A beat cancelled now could be applied after the delete, and restore the row.
-            async with self._looking:
-                looks.cancel()
-            await asyncio.wait([looks])
-        await self._in_flight.quiet()
+            async with self._read_lock:
+                reading_task.cancel()
+            await asyncio.wait([reading_task])
+        await self._in_flight.wait_idle()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         if not await self._note("settle", self._end()):
@@ -277,7 +277,7 @@ class ClientLease:
         self._raise_faults()
 
     async def _end(self) -> None:
-        if self._in_flight.given:
+        if self._in_flight.begun:
             await self.settle()
         self._trusted_until = float("-inf")
         # By the client's row the sweeper tells whether to keep its intents: the row stays, and expires, while
@@ -297,7 +297,7 @@ class ClientLease:
             if not writes or self._view.phase is not ControlPhase.FREEZE:
                 permit = self._grant()
                 self._in_flight.running[permit.number] += 1
-                self._in_flight.given += 1
+                self._in_flight.begun += 1
                 return permit
             now = self.monotonic()
             if waits_until is None:
@@ -318,16 +318,16 @@ class ClientLease:
         self._require_open()
         if self.trusted:
             return
-        await self._note("look", self._look(shared=True))
+        await self._note("read", self._read(shared=True))
         self._require_open()
         if not self.trusted:
-            problem = self._problems.get("look")
+            problem = self._problems.get("read")
             text = "that took longer than the lease" if problem is None else _code(problem)
             raise WritesRefused(
                 LEASE_LOST,
                 f"this client's lease on {self.facts.script_id} is over and the control row could not be"
                 f" read: {text}",
-                hint="repeat the operation once the restricted store can be reached: look at [restricted],"
+                hint="repeat the operation once the restricted store can be reached: check [restricted],"
                 " its credential and the network",
                 retryable=True,
             )
@@ -343,7 +343,7 @@ class ClientLease:
             if task.done() and not task.cancelled():
                 task.result()
 
-    def _too_late(self) -> WritesRefused:
+    def _held_up(self) -> WritesRefused:
         return WritesRefused(
             LEASE_LOST,
             f"this operation of a client of {self.facts.script_id} was held up for longer than it may take",
@@ -360,20 +360,20 @@ class ClientLease:
         if self._in_flight.leave(number) and number < self._view.number:
             self._wanted.set()  # the newer epoch may now be acknowledged
 
-    # --- looking and acknowledging ------------------------------------------------------------------------
+    # --- reading and acknowledging ------------------------------------------------------------------------
 
-    async def _look(self, *, shared: bool = False) -> None:
+    async def _read(self, *, shared: bool = False) -> None:
         """Beat, then read the control row. `shared`: another task's read since the call is enough. Raises
         Unavailable after `lease_s`: a read that takes longer extends nothing."""
-        asked = self._looks
+        asked = self._reads
         try:
-            async with asyncio.timeout(self.settings.lease_s), self._looking:
-                if not shared or self._looks == asked:
-                    await self._look_now()
+            async with asyncio.timeout(self.settings.lease_s), self._read_lock:
+                if not shared or self._reads == asked:
+                    await self._beat_and_read()
         except TimeoutError:
             raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
 
-    async def _look_now(self) -> None:
+    async def _beat_and_read(self) -> None:
         began = self.monotonic()
         try:
             # The beat comes first: a runner that moves the control row and then lists the clients either
@@ -381,12 +381,12 @@ class ClientLease:
             await self.registry.beat(self._row())
             self._take(await self.store.read())
         finally:
-            self._looks += 1
+            self._reads += 1
         # From the beginning of the beat, by this machine's monotonic clock; the runner waits from the row's
         # Timestamp on, by the service's clock. So no two clocks are compared. A beat without a reading after
         # it extends nothing.
         self._trusted_until = began + self.settings.lease_s
-        self._problems.pop("look", None)
+        self._problems.pop("read", None)
 
     def _take(self, read: ControlRow | None) -> None:
         """Adopt a reading of the control row, or start refusing operations with its reason."""
@@ -429,7 +429,7 @@ class ClientLease:
 
     async def _acknowledge_all(self) -> None:
         while await self._acknowledge():
-            await self._look()
+            await self._read()
 
     async def _acknowledge(self) -> bool:
         """Acknowledge the newest epoch if nothing of older ones is in flight; tell whether that was done."""
@@ -440,7 +440,7 @@ class ClientLease:
             return False
         self._settling = True
         try:
-            if self._in_flight.given:
+            if self._in_flight.begun:
                 await self.settle()
         finally:
             self._settling = False
@@ -461,7 +461,7 @@ class ClientLease:
             pause_s = self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
             await first_of(self._wanted, self.sleep(pause_s))
             self._wanted.clear()
-            await self._note("look", self._look())
+            await self._note("read", self._read())
             running = self._tasks.get("acknowledges")
             if self._view.number != self._acknowledged.number and (running is None or running.done()):
                 self._raise_faults()
@@ -469,7 +469,7 @@ class ClientLease:
                 self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
-        """Await `work`; keep its RekeyError and log the first in a row. Tell whether it succeeded."""
+        """Await `work`; keep its RekeyError, and log the first in a row. Tell whether it succeeded."""
         try:
             await work
         except RekeyError as error:

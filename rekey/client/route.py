@@ -130,7 +130,7 @@ class Writer:
         # write's own does the caller learn that it was done.
         client = self.client
         try:
-            now = await client.permits.look_again()
+            now = await client.permits.reread()
             if now.run_id != client.run_id:
                 raise OtherRun
             if now.is_followed:
@@ -208,7 +208,7 @@ class Writer:
         places = [index for index, operation in enumerate(operations) if not kind_of(operation.key.row)]
         asked = [operation for operation in operations if kind_of(operation.key.row)]
         if not places:
-            return [await confirmed(client, one) for one in asked]
+            return [await confirmed(client, operation) for operation in asked]
         mains = [operations[index] for index in places]
         requests = [
             replace(request, index=index)  # in the call, as errors name it

@@ -49,9 +49,9 @@ async def confirmed(client: ClientParts, operation: Operation) -> str | None:
     return None if there is None else etag_of(there)
 
 
-def _require_same(client: ClientParts, asked: Row | None, given: Row | None) -> None:
-    if asked is None and given is None:
+def _require_same(client: ClientParts, asked: Row | None, from_main: Row | None) -> None:
+    if asked is None and from_main is None:
         return
     # Refused before anything is written: an acknowledged write must not be lost.
-    if asked is None or given is None or not same_content(asked, given):
+    if asked is None or from_main is None or not same_content(asked, from_main):
         raise refusal(SECONDARY_DIFFERS, client.table.name)

@@ -135,9 +135,9 @@ def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepa
     return list(rows.values())
 
 
-def _is_free(given: Sequence[Operation]) -> bool:
+def _is_free(requested: Sequence[Operation]) -> bool:
     """Tell whether a write demands no state of its rows: rows that hold its values are a success."""
-    return not any(operation.verb is Verb.INSERT or is_conditional(operation) for operation in given)
+    return not any(operation.verb is Verb.INSERT or is_conditional(operation) for operation in requested)
 
 
 def is_ambiguous(error: BaseException) -> bool:
@@ -147,7 +147,7 @@ def is_ambiguous(error: BaseException) -> bool:
 
 async def settled(
     table: Table,
-    given: Sequence[Operation],
+    requested: Sequence[Operation],
     sent: Sequence[Operation],
     *,
     wait: Wait,
@@ -167,7 +167,7 @@ async def settled(
         Again: it was not applied, and no attempt is in flight any more.
         Ambiguous: it is unknown whether it was or will be applied.
     """
-    free, waited = _is_free(given), False
+    free, waited = _is_free(requested), False
     landed_as: list[str | None] | None = None
     first: list[str | None] | None = None
     while True:
@@ -214,7 +214,7 @@ async def settled(
     # (`Held.keep_intent`).
     if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
         raise Again
-    inserts = any(operation.verb is Verb.INSERT for operation in given)
+    inserts = any(operation.verb is Verb.INSERT for operation in requested)
     if evidence is Evidence.UNTOUCHED and (inserts or landed is not Landed.YES) and not conditional:
         raise Again
     raise _unanswered(error)

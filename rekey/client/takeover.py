@@ -23,7 +23,7 @@ from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 
 # Interval in seconds between sweeps for dead clients' intents, varied by up to a fifth.
-LOOK_EVERY_S = 10.0
+SWEEP_EVERY_S = 10.0
 # Seconds by which each later turn begins later: if the first client cannot do it, the next one does, and they
 # do not all begin at the same moment.
 TURN_S = 2.0
@@ -41,7 +41,7 @@ _MOST_SKIPPED = 5
 
 def pause_s(draw: float) -> float:
     """Return how many seconds pass until the next sweep. `draw`: from [0, 1)."""
-    return LOOK_EVERY_S * (_LEAST_PAUSE + (_MOST_PAUSE - _LEAST_PAUSE) * draw)
+    return SWEEP_EVERY_S * (_LEAST_PAUSE + (_MOST_PAUSE - _LEAST_PAUSE) * draw)
 
 
 def settled_within_s(settings: LeaseSettings, *, killed: int = 1) -> float:
@@ -50,10 +50,10 @@ def settled_within_s(settings: LeaseSettings, *, killed: int = 1) -> float:
     others that had just claimed what it left."""
     # The last beat of the killed client may have landed `late_s` after the kill.
     dead = settings.late_s + settings.lease_s + settings.longest_operation_s + SAFETY_S
-    look = _MOST_PAUSE * LOOK_EVERY_S + _MOST_PAUSE * settings.poll_s
+    interval = _MOST_PAUSE * SWEEP_EVERY_S + _MOST_PAUSE * settings.poll_s
     # Killed clients that still look live each take a turn that nobody uses.
     turns = TURN_S * killed * (killed - 1) / 2
-    return dead + killed * look + turns + (killed - 1) * _claim_s(ATTEMPT_S, settings.late_s)
+    return dead + killed * interval + turns + (killed - 1) * _claim_s(ATTEMPT_S, settings.late_s)
 
 
 def _claim_s(attempt_s: float, late_s: float) -> float:
@@ -62,7 +62,7 @@ def _claim_s(attempt_s: float, late_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Sweep:
     """The result of one sweep. `settled`: how many intents; `more`: some were settled and there are further
     ones, so sweep again at once."""
 
@@ -77,25 +77,25 @@ class TakeOver:
     finisher: Finisher
     _skipped: Counter[EntityKey] = field(default_factory=Counter, init=False)
 
-    async def look(self, registry: Registry) -> Taken:
+    async def sweep(self, registry: Registry) -> Sweep:
         """Settle what is due for this client. Raises RekeyError: clients' rows or journal were not
         readable."""
         client = self.finisher.client
         permit = client.current()
         reverse = client.propagator.mapper.reversible
         if permit is None or not is_settled_by_clients(permit.phase, reverse=reverse):
-            return Taken()
+            return Sweep()
         rows = await registry.list()
         own = next((row for row in rows if row.client_id == client.client_id), None)
         if own is None:
-            return Taken()  # the client is closing
+            return Sweep()  # the client is closing
         # Its own row has the service's time as of its last beat.
         company = Company.of(rows, own.beat_at, usual_s=own.longest_s)
         order = [row.client_id for row in settlers(rows, own.beat_at)]
         turn = order.index(client.client_id) if client.client_id in order else LAST_TURN
         return await self.settle(company, min(turn, LAST_TURN), permit)
 
-    async def settle(self, company: Company, turn: int, permit: Permit) -> Taken:
+    async def settle(self, company: Company, turn: int, permit: Permit) -> Sweep:
         """Settle the intents of dead clients. Raises RekeyError: the journal could not be read.
 
         Args:
@@ -118,11 +118,11 @@ class TakeOver:
         settled = 0
         for start in range(0, len(groups), _AT_ONCE):
             batch = groups[start : start + _AT_ONCE]
-            counts = await side_by_side(self._settle(one, permit) for one in batch)
+            counts = await side_by_side(self._settle(group, permit) for group in batch)
             settled += sum(filter(None, counts))
             if all(count is None for count in counts):
                 break  # the service fails: do not let every client keep asking it
-        return Taken(settled, more=count >= _MOST and settled > 0)
+        return Sweep(settled, more=count >= _MOST and settled > 0)
 
     def _is_due(self, intent: Intent, company: Company, turn: int) -> bool:
         if intent.settled or company.is_young(intent):
@@ -160,23 +160,23 @@ class TakeOver:
             ):
                 async with asyncio.timeout(attempt_s):
                     claimed: list[tuple[Intent, str]] = []
-                    for one in intents:
-                        etag = await client.journal.claim(one, client.client_id, now.epoch, open_s)
+                    for intent in intents:
+                        etag = await client.journal.claim(intent, client.client_id, now.epoch, open_s)
                         if etag is not None:
-                            claimed.append((one, etag))
+                            claimed.append((intent, etag))
                     if not claimed:
                         return 0
                     done = await self.finisher.reverse.settle(decides, intents[0].side, intents[0].key)
                     client.counters.propagated += 1
                     if done.open:
                         return 0
-                    for one, etag in claimed:
-                        if one.client_id == client.client_id:
-                            await client.journal.end_if(replace(one, etag=etag))
+                    for intent, etag in claimed:
+                        if intent.client_id == client.client_id:
+                            await client.journal.end_if(replace(intent, etag=etag))
                         else:
                             # Not removed: the process that left it may only be suspended. The runner removes
                             # it when no request can follow any more.
-                            await client.journal.keep(one.id, etag)
+                            await client.journal.keep(intent.id, etag)
                     return len(claimed)
         except (RekeyError, TimeoutError) as error:
             client.counters.replica_failures += 1

@@ -20,7 +20,7 @@ from rekey.tables import allowance
 from rekey.tables.allowance import Taken, at_a_rate
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 
 _LOG = logging.getLogger("rekey.copy")
 # Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second.
@@ -31,7 +31,7 @@ _SHARE = 0.98
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
 _RateOf = Callable[[], float | None]
-_SINGLE = frozenset({Kind.READ, Kind.WRITE, Kind.DELETE})
+_SINGLE = frozenset({RequestKind.READ, RequestKind.WRITE, RequestKind.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Throttle:
         self.configured = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
         self._polled_at: int | None = None
         self._account = _Lane()
-        self._kinds: defaultdict[Kind, _Lane] = defaultdict(_Lane)
+        self._kinds: defaultdict[RequestKind, _Lane] = defaultdict(_Lane)
         self._partitions: dict[Hashable, _Lane] = {}
         self._pace = Pace(self._now)
         self._service: ServiceRates | None = None
@@ -126,7 +126,7 @@ class Throttle:
     def limits_partitions(self) -> bool:
         return self.rates.partition is not None or self.rates.begins is not None
 
-    def heard(self, kind: Kind, status: int, seconds: float) -> None:
+    def heard(self, kind: RequestKind, status: int, seconds: float) -> None:
         """Record an answer of the service.
 
         Args:
@@ -160,10 +160,10 @@ class Throttle:
 
     def count(self, entities: int, partition: Hashable) -> None:
         """Count rows that were read of a partition: how many a page has is known when it has arrived."""
-        if (rate := self._partition_rate(Kind.SCAN, partition)) is not None:
+        if (rate := self._partition_rate(RequestKind.SCAN, partition)) is not None:
             self._book(self._lane(partition), rate, entities)
             if (service := self.service) is not None:
-                service.sent_to(self._now, Kind.SCAN, partition, entities)
+                service.sent_to(self._now, RequestKind.SCAN, partition, entities)
 
     async def made_up(self, partition: Hashable) -> None:
         """Wait until the partition's rate has caught up with the rows that were counted."""
@@ -186,7 +186,12 @@ class Throttle:
         await self.of(table).arrived(entities, partition)
 
     async def take(
-        self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN, *, first: bool = False
+        self,
+        entities: int,
+        partition: Hashable | None = None,
+        kind: RequestKind = RequestKind.SCAN,
+        *,
+        first: bool = False,
     ) -> None:
         """Wait until more may be read or written. `partition`: of the entities, None for several; `first`:
         skip the queue."""
@@ -205,7 +210,7 @@ class Throttle:
         if partition is not None and (service := self.service) is not None:
             service.sent_to(self._now, kind, partition, entities)
 
-    async def admit(self, kind: Kind) -> None:
+    async def admit(self, kind: RequestKind) -> None:
         """Wait until a request for a single row may be sent for which nothing was taken."""
         if self.service is None or kind not in _SINGLE or allowance.taken() is not None:
             return
@@ -227,14 +232,14 @@ class Throttle:
         elif service.judge(self._now):
             _LOG.info("the service pushed back; %s", self.describe(), extra={"event": "pushed-back"})
 
-    def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
+    def give_back(self, entities: int, kind: RequestKind = RequestKind.SCAN) -> None:
         """Return unused entities to the account's rate: a page may have fewer rows than it could hold."""
         for lane, rate_of in self._lanes(kind):
             if (rate := rate_of()) is not None:
                 self._return(lane, rate, entities)
         self._sent(-entities, kind)
 
-    def refused(self, entities: int, partition: Hashable | None, kind: Kind, at: float) -> None:
+    def refused(self, entities: int, partition: Hashable | None, kind: RequestKind, at: float) -> None:
         """Return the entities of a refused request sent `at`."""
         if (service := self.service) is not None:
             service.sent(at, kind, -entities)
@@ -282,10 +287,12 @@ class Throttle:
         return holds
 
     def taken(
-        self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN
+        self, entities: int, partition: Hashable | None = None, kind: RequestKind = RequestKind.SCAN
     ) -> AbstractContextManager[None]:
         """Return a context for sending: a refusal returns entities, the next attempt takes them again."""
-        counted = None if kind is Kind.SCAN else partition  # rows of a page count when they have arrived
+        counted = (
+            None if kind is RequestKind.SCAN else partition
+        )  # rows of a page count when they have arrived
         at = self._now
 
         def refused() -> None:
@@ -300,12 +307,12 @@ class Throttle:
 
     def describe(self) -> str:
         """Return the rates of the account that apply now in words; "" for no limit."""
-        kinds = [] if self.service is None else sorted(map(Kind, self.service.kinds))
+        kinds = [] if self.service is None else sorted(map(RequestKind, self.service.kinds))
         rates = [("", self._account_rate()), *((f" by {kind}", self._kind_rate(kind)) for kind in kinds)]
         own = ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
         return own if self.target_account is None else f"{own}; in [targets] {self.target_account.describe()}"
 
-    def _partition_rate(self, kind: Kind, partition: Hashable) -> float | None:
+    def _partition_rate(self, kind: RequestKind, partition: Hashable) -> float | None:
         """Entities a second of a partition, times `_SHARE`; None for no limit."""
         rate: float | None = self.rates.partition
         if (service := self.service) is not None:
@@ -319,15 +326,15 @@ class Throttle:
         rate = allowed if slowed is None else min(slowed, allowed or slowed)
         return None if rate is None else rate * _SHARE
 
-    def _kind_rate(self, kind: Kind) -> float | None:
+    def _kind_rate(self, kind: RequestKind) -> float | None:
         """Entities a second of a kind of request by itself, times `_SHARE`; None for no limit."""
         rate = math.inf if self.service is None else self.service.kind_rate(kind)
         return rate * _SHARE if rate < math.inf else None
 
-    def _lanes(self, kind: Kind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
+    def _lanes(self, kind: RequestKind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
         return (self._kinds[kind], partial(self._kind_rate, kind)), (self._account, self._account_rate)
 
-    def _sent(self, entities: int, kind: Kind) -> None:
+    def _sent(self, entities: int, kind: RequestKind) -> None:
         if (service := self.service) is None:
             self._pace.sent(entities)
         else:
@@ -394,7 +401,7 @@ def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
 def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None:
     """Feed each account's answers to its throttle."""
 
-    def heard(kind: Kind, status: int, seconds: float) -> None:
+    def heard(kind: RequestKind, status: int, seconds: float) -> None:
         if restricted.service is not None:
             restricted.heard(kind, status, seconds)
 

@@ -19,7 +19,7 @@ from rekey.protocol.replicas import same_content
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent, read_keys
 from rekey.tables.kinds import whole
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 
 MAPPING_WINDOWS = 2
 # For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over 64
@@ -257,10 +257,10 @@ class BatchWriter:
             of_tables = self._copier.throttle.of(buffer.table.name)
             throttle = self._copier.restricted if buffer is self._mapping else of_tables
             partition = (buffer.table.name, batch[0].row[PARTITION_KEY])
-            await throttle.take(len(batch), partition, Kind.BATCH)
+            await throttle.take(len(batch), partition, RequestKind.BATCH)
             async with self._slots:
                 batch[0].window.copied.requests += 1
-                with throttle.taken(len(batch), partition, Kind.BATCH):
+                with throttle.taken(len(batch), partition, RequestKind.BATCH):
                     present = await insert_absent(buffer.table, batch, buffer.unit)
             await self._judge(buffer, batch, present)
         except asyncio.CancelledError:

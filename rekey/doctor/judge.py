@@ -26,7 +26,7 @@ from rekey.doctor.report import Fact, Finding, Report, Told, found, listed
 from rekey.errors import RekeyError
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
-from rekey.tables.probe import BAD_CERTIFICATE, Heard
+from rekey.tables.probe import BAD_CERTIFICATE, ProbeResult
 from rekey.tables.wire import API_VERSION
 
 
@@ -277,7 +277,7 @@ WARNING_S = 30.0
 ERROR_S = 600.0
 
 
-def ahead_s(heard: Heard) -> float | None:
+def ahead_s(heard: ProbeResult) -> float | None:
     """Return how many seconds this machine's clock is at least ahead of the service's; negative when behind,
     0.0 when both can be right, None if unknown. `Date` has whole seconds: the service's clock was in [date,
     date + 1 s) at some moment between sending and receiving."""

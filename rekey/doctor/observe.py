@@ -59,7 +59,7 @@ from rekey.state.files import sqlite_version
 from rekey.state.store import State
 from rekey.tables.base import Accounts, TableService
 from rekey.tables.credentials import Credential, SharedKey, credential_of
-from rekey.tables.probe import Heard
+from rekey.tables.probe import ProbeResult
 
 T = TypeVar("T")
 STORE = (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)
@@ -69,7 +69,7 @@ _SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 # Sends one GET request: endpoint, path below it, credential or None; see `rekey.tables.probe.ask`.
-Ask: TypeAlias = "Callable[[str, str, Credential | None], Awaitable[Heard]]"
+Ask: TypeAlias = "Callable[[str, str, Credential | None], Awaitable[ProbeResult]]"
 
 
 async def observe(

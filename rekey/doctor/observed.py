@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from rekey.errors import RekeyError
 from rekey.project.config import AZURITE_ACCOUNT, Account
-from rekey.tables.probe import NO_TOKEN, Heard
+from rekey.tables.probe import NO_TOKEN, ProbeResult
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
 # 403 codes for an identity that the service knows but that lacks the right.
@@ -112,13 +112,13 @@ class AccountSeen:
     # As configured.
     account: Account
     # The response without a credential.
-    anonymous: Heard
+    anonymous: ProbeResult
     # Why there is no credential for it.
     trouble: RekeyError | None = None
     # The response with its own credential; None if not sent.
-    listing: Heard | None = None
+    listing: ProbeResult | None = None
     # The response to a request signed with a random key; None if not sent.
-    made_up: Heard | None = None
+    made_up: ProbeResult | None = None
 
     @property
     def has_published_key(self) -> bool:

@@ -1,5 +1,5 @@
-"""Looking keys up in two steps: `meet` finds the mapping rows of a query and opens none of them; `tell` opens
-them. The look-up is recorded between the two, before a legacy key is seen."""
+"""Looking keys up in two steps: `Lookup.find` finds mapping rows without decrypting them, and `Lookup.open`
+decrypts them. The look-up is recorded between the two, before a legacy key is seen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class Matches:
     """The mapping rows found for a query, unopened. `digests`: full safe ids asked for; "" for an unknown
     one."""
 
@@ -49,7 +49,7 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundKeys:
     """One source row and all keys it ever had in the targets."""
 
     row_id: str
@@ -68,7 +68,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ErasedRow:
     """A row that was erased."""
 
     # The safe id of what was asked for, or of its source row.
@@ -100,16 +100,16 @@ class Lookup:
         if self._store.keyring is not None:
             self._store.keyring.gone = cohorts
 
-    async def meet(self, query: Query) -> Met:
+    async def find(self, query: Query) -> Matches:
         """Find the mapping rows of a query; opens none."""
         store = self._store
         if query.safe_id is not None:
-            wanted, found = query.safe_id.strip().lower(), list[Row]()
+            wanted, rows = query.safe_id.strip().lower(), list[Row]()
             # A shorter prefix would open many rows at once.
             if len(wanted) >= SHORT_CHARACTERS:
-                found = [*await store.lookup("f", wanted), *await store.lookup("r", wanted)]
-            digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
-            return Met(query, digests or ("",), tuple(found))
+                rows = [*await store.lookup("f", wanted), *await store.lookup("r", wanted)]
+            digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in rows))
+            return Matches(query, digests or ("",), tuple(rows))
         if query.old is not None:
             at = store.rows.forward_key(query.old)
             row = await store.table.get(at)
@@ -117,23 +117,23 @@ class Lookup:
             key = query.new or EntityKey("", "")
             at = store.rows.reverse_key(key)
             row = await store.table.get(at) or await self._by_index(key)
-        return Met(query, (at.row,), ()) if row is None else Met(query, (row[ROW_KEY],), (row,))
+        return Matches(query, (at.row,), ()) if row is None else Matches(query, (row[ROW_KEY],), (row,))
 
-    async def tell(self, met: Met) -> list[Found | Gone]:
+    async def open(self, matches: Matches) -> list[FoundKeys | ErasedRow]:
         """Open the mapping rows of a query, and return their keys, each source row once. Raises
         SealedUnreadable: a row cannot be opened, or its data key was shredded and put back."""
-        store, answers = self._store, dict[EntityKey | str, Found | Gone]()
-        if not met.rows and (on := await store.expired_on()):
-            return [Gone(row_id, on) for row_id in met.row_ids]
-        await store.learn(met.rows)
-        for row in met.rows:
+        store, answers = self._store, dict[EntityKey | str, FoundKeys | ErasedRow]()
+        if not matches.rows and (on := await store.expired_on()):
+            return [ErasedRow(row_id, on) for row_id in matches.row_ids]
+        await store.learn(matches.rows)
+        for row in matches.rows:
             try:
                 key = store.rows.read_source(row)
-                if key not in answers and (found := await self._found(key)) is not None:
-                    answers[key] = found
+                if key not in answers and (keys := await self._keys_of(key)) is not None:
+                    answers[key] = keys
             except Erased as erased:
                 row_id = str(row[ROW_KEY])[:SHORT_CHARACTERS]
-                answers[row_id] = Gone(row_id, erased.on)
+                answers[row_id] = ErasedRow(row_id, erased.on)
         return list(answers.values())
 
     async def _by_index(self, key: EntityKey) -> Row | None:
@@ -144,18 +144,18 @@ class Lookup:
             except TableMissing:
                 continue
             if row is not None and MAIN_PARTITION_KEY in row:
-                found = await self._store.table.get(self._store.rows.reverse_key(pointer_of(row)))
-                if found is not None:
-                    return found
+                reverse = await self._store.table.get(self._store.rows.reverse_key(pointer_of(row)))
+                if reverse is not None:
+                    return reverse
         return None
 
-    async def _found(self, source_key: EntityKey) -> Found | Gone | None:
+    async def _keys_of(self, source_key: EntityKey) -> FoundKeys | ErasedRow | None:
         forward = await self._store.forward(source_key)
         if forward is None:
             return None
         rows = self._store.rows
         row_id = rows.ids.short(rows.source, source_key)
         if on := self._erased.get(row_id, self._whole):
-            return Gone(row_id, on, returned=True)
+            return ErasedRow(row_id, on, returned=True)
         new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
-        return Found(row_id, source_key, new)
+        return FoundKeys(row_id, source_key, new)

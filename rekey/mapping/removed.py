@@ -91,25 +91,25 @@ class RemovedRows:
         # The first part is written last and deleted last: where it exists, the others do.
         for number, part in reversed(list(enumerate(parts))):
             at = EntityKey(self.partition, f"{name}-{number:03}")
-            made: Row = {PARTITION_KEY: at.partition, ROW_KEY: at.row, _PARTS: len(parts)}
+            content: Row = {PARTITION_KEY: at.partition, ROW_KEY: at.row, _PARTS: len(parts)}
             # The same version again, after an interrupted repair: kept from now on.
-            await self.mapping.table.upsert(made | self._closed(at, part))
+            await self.mapping.table.upsert(content | self._sealed(at, part))
 
     async def all(self) -> list[Kept]:
         """Return all removed rows that are kept, unopened."""
         return [_kept(row) for row in await self._rows() if row[ROW_KEY].endswith("-000")]
 
-    async def find(self, given: str) -> list[Kept]:
+    async def find(self, name: str) -> list[Kept]:
         """Return the removed rows of a name, or, without its version, of a row's safe id."""
-        row_id, _, version = given.strip().lower().partition("-")
+        row_id, _, version = name.strip().lower().partition("-")
         if len(row_id) < SHORT_CHARACTERS:
             return []
-        found = []
-        for one in await self.all():
-            long, its_version, _ = one.first.row.split("-")
+        matches = []
+        for kept in await self.all():
+            long, its_version, _ = kept.first.row.split("-")
             if long.startswith(row_id) and version in ("", its_version):
-                found.append(one)
-        return found
+                matches.append(kept)
+        return matches
 
     async def open(self, kept: Kept) -> Removed:
         """Open a removed row.
@@ -159,13 +159,13 @@ class RemovedRows:
         pages = self.mapping.table.scan(KeyRange.of_rows(self.partition), select=[_PARTS, DATA_KEY])
         return [row async for page in pages for row in page.rows]
 
-    def _closed(self, at: EntityKey, part: bytes) -> Row:
+    def _sealed(self, at: EntityKey, part: bytes) -> Row:
         if self.mapping.rows.sealer is not None:
             return self.mapping.rows.sealer.seal(REMOVED, MAPPING_TABLE, at, part)
-        made: Row = {}
+        content: Row = {}
         for number, start in enumerate(range(0, len(part), _PROPERTY_BYTES)):
-            made |= binary(f"{_CONTENT}{number}", part[start : start + _PROPERTY_BYTES])
-        return made
+            content |= binary(f"{_CONTENT}{number}", part[start : start + _PROPERTY_BYTES])
+        return content
 
     def _opened(self, row: Row) -> bytes:
         if self.mapping.rows.sealer is not None:

@@ -105,9 +105,9 @@ class LocalWrappingKey:
                 " [sealing] says, and keep a copy where it cannot be lost",
             )
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
-        told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
+        digest = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
         # The 32 characters after `local:` identify the secret without revealing it.
-        self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
+        self.name = f"local:{crockford.encode(digest[:_NAME_BYTES])}"
 
     def wraps(self, by: str) -> bool:
         return by == self.name
@@ -244,15 +244,15 @@ def proved(script_id: str, key: DataKey, wrapped: Wrapped) -> bytes:
     return "\0".join(parts).encode()
 
 
-def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped, proof: bytes = b"") -> Row:
+def data_key_row(script_id: str, data_key: DataKey, wrapped: Wrapped, proof: bytes = b"") -> Row:
     """Return the row of a data key in the mapping table."""
     return {
         PARTITION_KEY: key_partition(script_id),
-        ROW_KEY: made.cohort,
-        "Name": made.name,
+        ROW_KEY: data_key.cohort,
+        "Name": data_key.name,
         "WrappedBy": wrapped.by,
         **binary("Wrapped", wrapped.data),
-        **binary("Check", _check(script_id, made)),
+        **binary("Check", _check(script_id, data_key)),
         **(binary(_PROOF, proof) if proof else {}),
     }
 
@@ -340,10 +340,10 @@ def tasks_key(root: DataKey | None, id_key: bytes) -> bytes:
     return derived(root or DataKey("", ROOT, id_key), "tasks", salt=id_key)
 
 
-def _check(script_id: str, made: DataKey) -> bytes:
+def _check(script_id: str, data_key: DataKey) -> bytes:
     # Binds a data key to its migration, cohort and name; key wrap itself binds it to nothing.
-    message = "\0".join(("rekey/data-key/v1", script_id, made.cohort, made.name)).encode()
-    return hmac.new(made.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
+    message = "\0".join(("rekey/data-key/v1", script_id, data_key.cohort, data_key.name)).encode()
+    return hmac.new(data_key.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
 
 
 def binary(name: str, data: bytes) -> Row:

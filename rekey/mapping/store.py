@@ -51,7 +51,7 @@ MARGIN_S = 5.0
 # Most keys in each cache of mapping rows that a process has seen.
 _REMEMBERED = 10_000
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
 # Tells whether a source key's row exists now and maps to a target key.
@@ -111,7 +111,7 @@ class Keyring:
 
     async def begin(self) -> None:
         """Make the root key if there is none, and open it. The mapping table must exist."""
-        self._root = await self._made(ROOT)
+        self._root = await self._load_or_make(ROOT)
 
     async def open(self) -> None:
         """Open the root key of a migration that has begun.
@@ -145,7 +145,7 @@ class Keyring:
             return
         async with self._busy:
             if self.sealer.cohort != cohort:
-                self.sealer.use(await self._made(cohort))
+                self.sealer.use(await self._load_or_make(cohort))
 
     async def learn(self, rows: Iterable[Row]) -> None:
         """Load the data keys that rows are sealed with, to open them. A missing or shredded one is raised
@@ -186,13 +186,17 @@ class Keyring:
         if root_row is None or not without:
             await self.open()
             return []
-        root = await self._asked(read_data_key, self.script_id, root_row, self._wrapping, proofless=True)
+        root = await self._with_wrapping(
+            read_data_key, self.script_id, root_row, self._wrapping, proofless=True
+        )
         check(root)
         # The root key last: until then nothing else accepts it, so an interrupted call is repeated.
         for row in sorted(without, key=lambda row: str(row[ROW_KEY]) == ROOT):
             under = None if row is root_row else root
-            key = await self._asked(read_data_key, self.script_id, row, self._wrapping, under, proofless=True)
-            with_proof = await self._asked(wrap_data_key, self.script_id, key, self._wrapping, under)
+            key = await self._with_wrapping(
+                read_data_key, self.script_id, row, self._wrapping, under, proofless=True
+            )
+            with_proof = await self._with_wrapping(wrap_data_key, self.script_id, key, self._wrapping, under)
             await self.table.replace(with_proof, etag=etag_of(row))
         self._root = root
         return [str(row[ROW_KEY]) for row in without]
@@ -250,7 +254,7 @@ class Keyring:
         except errors.TableMissing:
             return None
 
-    async def _made(self, cohort: str) -> DataKey:
+    async def _load_or_make(self, cohort: str) -> DataKey:
         """Return the data key of a cohort; make it if there is none. Raises Refused when it was shredded."""
         row = await self._row(cohort)
         if row is None:
@@ -277,13 +281,13 @@ class Keyring:
 
     async def _data_key_row(self, key: DataKey) -> Row:
         root = None if key.cohort == ROOT else self.root
-        return await self._asked(wrap_data_key, self.script_id, key, self._wrapping, root)
+        return await self._with_wrapping(wrap_data_key, self.script_id, key, self._wrapping, root)
 
     async def _unwrapped(self, row: Row) -> DataKey:
         root = None if row[ROW_KEY] == ROOT else self.root
-        return await self._asked(read_data_key, self.script_id, row, self._wrapping, root)
+        return await self._with_wrapping(read_data_key, self.script_id, row, self._wrapping, root)
 
-    async def _asked(self, work: Callable[..., _Made], *args: Any, **options: Any) -> _Made:
+    async def _with_wrapping(self, work: Callable[..., _Result], *args: Any, **options: Any) -> _Result:
         """Call what may use the wrapping key, on another thread if it is remote, since its client blocks."""
         if self._wrapping.is_remote:
             return await asyncio.to_thread(work, *args, **options)
@@ -517,13 +521,13 @@ class MappingStore:
     async def formers(self, target: TargetKey) -> list[EntityKey]:
         """Return the source keys that a target key's claim has passed on from, those not erased."""
         start, end = self.rows.passed_from(target)
-        found = []
+        formers = []
         async for page in self.table.scan(KeyRange(start, end)):
             for row in page.rows:
                 forward = await self.row_at(self.rows.read_passed(row)[1])
                 with suppress(errors.Erased):
-                    found += [] if forward is None else [self.rows.read_forward(forward).source]
-        return found
+                    formers += [] if forward is None else [self.rows.read_forward(forward).source]
+        return formers
 
     async def lookup(self, direction: str, prefix: str) -> list[Row]:
         """Return the mapping rows of a direction whose digest starts with `prefix` (a safe id)."""

@@ -64,11 +64,11 @@ class KeyVaultWrappingKey:
         """
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
-        found = self._key.get()
-        _public_half(found)
-        with _KEY.asked(), self._key.client_for(str(found.id)) as client:
+        vault_key = self._key.get()
+        _public_half(vault_key)
+        with _KEY.asked(), self._key.client_for(str(vault_key.id)) as client:
             answer = client.wrap_key(KeyWrapAlgorithm.rsa_oaep_256, key)
-        return Wrapped(str(found.id), answer.encrypted_key)
+        return Wrapped(str(vault_key.id), answer.encrypted_key)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Return the 32 bytes of the data key, unwrapped by the version that wrapped them.
@@ -111,11 +111,11 @@ class KeyVaultWrappingKey:
     def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
         """Tell whether the version that `by` names signed. Raises as `wrap`, also if it is disabled."""
         # The public half from Key Vault, never one from the restricted store.
-        found = self._key.get(by.removeprefix(f"{self.name}/"))
-        if found.id != by:
+        vault_key = self._key.get(by.removeprefix(f"{self.name}/"))
+        if vault_key.id != by:
             return False
         # Whoever disabled it may have had a reason not to believe it.
-        if found.properties.enabled is False:
+        if vault_key.properties.enabled is False:
             raise ConfigurationError(
                 "the version of the wrapping key that signed the root key is disabled in Key Vault",
                 kept="Nothing was opened or changed.",
@@ -123,15 +123,15 @@ class KeyVaultWrappingKey:
                 " version: `az keyvault key set-attributes --enabled true --id` and the version's URL",
             )
         try:
-            _public_half(found).verify(signature, message, _PSS, hashes.SHA256())
+            _public_half(vault_key).verify(signature, message, _PSS, hashes.SHA256())
         except InvalidSignature:
             return False
         return True
 
 
-def _public_half(found: Any) -> rsa.RSAPublicKey:
+def _public_half(vault_key: Any) -> rsa.RSAPublicKey:
     """Return the public half of a key. Raises ConfigurationError when it is not an RSA key, or too short."""
-    key = found.key
+    key = vault_key.key
     if key.kty not in ("RSA", "RSA-HSM") or int.from_bytes(key.n).bit_length() < _LEAST_BITS:
         raise ConfigurationError(
             f"the wrapping key in Key Vault is not an RSA key of at least {_LEAST_BITS} bits",

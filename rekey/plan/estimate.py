@@ -16,7 +16,7 @@ from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, Tabl
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
 from rekey.tables.base import MAX_PAGE_ROWS
-from rekey.tables.sent import OPERATIONS, Kind
+from rekey.tables.sent import OPERATIONS, RequestKind
 
 PREPARE, DUAL_WRITE, BACKFILL, RECONCILE = "prepare", "dual_write", "backfill", "reconcile"
 CUTOVER, COMPLETE, RETIRE = "cutover", "complete", "retire"
@@ -131,58 +131,60 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     """Yield the requests of all phases in order; some counts may be 0. `backfill_seconds`: expected duration
     of the copy, during which the journal is read every `SWEEP_SECONDS`."""
     if work.tries_rows:
-        yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
+        yield Requests(PREPARE, "try every row: read the source", RequestKind.SCAN, work.source_pages)
         if work.source_rows > GUESS_ROWS:
-            yield Requests(PREPARE, "try every row: how many there are", Kind.SCAN, GUESS_PROBES)
+            yield Requests(PREPARE, "try every row: how many there are", RequestKind.SCAN, GUESS_PROBES)
     tables = len(work.tables)
-    yield Requests(PREPARE, "look at target tables", Kind.SCAN, 2 * tables)
-    yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)
+    yield Requests(PREPARE, "look at target tables", RequestKind.SCAN, 2 * tables)
+    yield Requests(PREPARE, "make target tables", RequestKind.TABLE, tables)
     yield from _control(PREPARE, work)
     yield from _control(DUAL_WRITE, work)
     since = "look for rows written since: read the source"
     copied = max(1, -(-work.source_rows // work.page_rows))
     split = SPLIT_REQUESTS if copied >= SPLIT_PAGES else 0
-    yield Requests(BACKFILL, "copy: read the source", Kind.SCAN, copied + split)
+    yield Requests(BACKFILL, "copy: read the source", RequestKind.SCAN, copied + split)
     yield from _writes("the mapping", work.mapping)
     for fill, rows in work.tables:
         yield from _writes(fill.table, Batches.of(rows, fill.fills))
     if not work.follows:
         each = -(-work.source_rows // MAPPING_PARTITIONS_A_DIRECTION)
         swept = work.source_pages + MAPPING_PARTITIONS_A_DIRECTION * pages(each)
-        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, 1 + swept)
-        yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
+        yield Requests(BACKFILL, "sweep: read source and mapping", RequestKind.SCAN, 1 + swept)
+        yield Requests(BACKFILL, "rows that moved: read the source", RequestKind.SCAN, work.filtered_pages)
         looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
-        yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
-        yield Requests(BACKFILL, "journal: the service's clock", Kind.TABLE, looks)
+        yield Requests(BACKFILL, "journal: clients and intents", RequestKind.SCAN, 2 * looks)
+        yield Requests(BACKFILL, "journal: the service's clock", RequestKind.TABLE, looks)
     yield from _control(BACKFILL, work)
-    yield Requests(RECONCILE, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
+    yield Requests(RECONCILE, "comparison: read source and targets", RequestKind.SCAN, work.compared_pages)
     if work.follows:
-        yield Requests(RECONCILE, since, Kind.SCAN, work.filtered_pages)
-        yield Requests(RECONCILE, "see that the source is not empty", Kind.SCAN, 1)
+        yield Requests(RECONCILE, since, RequestKind.SCAN, work.filtered_pages)
+        yield Requests(RECONCILE, "see that the source is not empty", RequestKind.SCAN, 1)
     yield from _control(RECONCILE, work)
     if work.follows:
-        yield Requests(CUTOVER, "see that the source is not empty", Kind.SCAN, 1)
-        yield Requests(CUTOVER, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
-        yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
-    yield Requests(CUTOVER, "see that source and targets are there", Kind.SCAN, 1 + tables)
+        yield Requests(CUTOVER, "see that the source is not empty", RequestKind.SCAN, 1)
+        yield Requests(CUTOVER, "comparison: read source and targets", RequestKind.SCAN, work.compared_pages)
+        yield Requests(
+            CUTOVER, "look for stray writers: read the source", RequestKind.SCAN, work.filtered_pages
+        )
+    yield Requests(CUTOVER, "see that source and targets are there", RequestKind.SCAN, 1 + tables)
     yield from _control(CUTOVER, work)
-    yield Requests(COMPLETE, "see that the targets are there", Kind.SCAN, tables)
+    yield Requests(COMPLETE, "see that the targets are there", RequestKind.SCAN, tables)
     yield from _control(COMPLETE, work)
     counted = work.source_pages + pages(work.tables[0][1])
-    yield Requests(RETIRE, "count: read keys of source and main target", Kind.SCAN, counted)
-    yield Requests(RETIRE, since, Kind.SCAN, work.filtered_pages)
-    yield Requests(RETIRE, "drop the source", Kind.TABLE, 1)
+    yield Requests(RETIRE, "count: read keys of source and main target", RequestKind.SCAN, counted)
+    yield Requests(RETIRE, since, RequestKind.SCAN, work.filtered_pages)
+    yield Requests(RETIRE, "drop the source", RequestKind.TABLE, 1)
     yield from _control(RETIRE, work)
 
 
 def _writes(table: str, sent: Batches) -> Iterator[Requests]:
-    yield Requests(BACKFILL, f"write batches to {table}", Kind.BATCH, sent.batches, sent.operations)
-    yield Requests(BACKFILL, f"write single rows to {table}", Kind.WRITE, sent.singles)
+    yield Requests(BACKFILL, f"write batches to {table}", RequestKind.BATCH, sent.batches, sent.operations)
+    yield Requests(BACKFILL, f"write single rows to {table}", RequestKind.WRITE, sent.singles)
 
 
 def _control(phase: str, work: Workload) -> Iterator[Requests]:
     kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
-    for kind in Kind:
+    for kind in RequestKind:
         count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
         yield Requests(phase, "locks, phases, clients, clock", kind, count)
 

@@ -19,7 +19,7 @@ from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey
 from rekey.phases import Phase
 from rekey.present.text import counted
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 
 # What is not known where no account is asked.
 NOT_LOOKED_AT = (
@@ -229,7 +229,7 @@ class Requests:
 
     phase: str
     what: str
-    kind: Kind
+    kind: RequestKind
     count: int
     operations: int = field(default=0, metadata=json_field(omit_default=True))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from rekey.tables.sent import OPERATIONS, Kind
+from rekey.tables.sent import OPERATIONS, RequestKind
 
 REQUESTS = 10_000
 GB = 1 << 30
@@ -45,13 +45,13 @@ class Prices:
         """
         if self.missing:
             return None
-        batches = counts.get(OPERATIONS, 0) if batch_each else counts.get(Kind.BATCH, 0)
-        writes = counts.get(Kind.WRITE, 0) + counts.get(Kind.TABLE, 0) + batches
+        batches = counts.get(OPERATIONS, 0) if batch_each else counts.get(RequestKind.BATCH, 0)
+        writes = counts.get(RequestKind.WRITE, 0) + counts.get(RequestKind.TABLE, 0) + batches
         total = (
-            (self.scan or 0.0) * counts.get(Kind.SCAN, 0)
-            + (self.read or 0.0) * counts.get(Kind.READ, 0)
+            (self.scan or 0.0) * counts.get(RequestKind.SCAN, 0)
+            + (self.read or 0.0) * counts.get(RequestKind.READ, 0)
             + (self.write or 0.0) * writes
-            + (self.delete or 0.0) * counts.get(Kind.DELETE, 0)
+            + (self.delete or 0.0) * counts.get(RequestKind.DELETE, 0)
         )
         return total / REQUESTS
 

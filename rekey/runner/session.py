@@ -481,7 +481,7 @@ class Session:
             self.do(until_quiet(run))
             counters = self.do(self._with_clients(run, PHASES[phase].undo))
         finally:
-            self.add_on_top(script_id, OnTop.WAY_BACK)
+            self.add_on_top(script_id, OnTop.ROLLBACK)
         details: dict[str, Any] = {"phase": phase}
         if counters is not None:
             details["counters"] = self.taken_back[script_id, phase] = counters

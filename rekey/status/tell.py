@@ -28,7 +28,7 @@ _ON_TOP = {
     OnTop.RETRIES: "sent again",
     OnTop.REPEATS: "for phases and comparisons carried out again",
     OnTop.PROBES: "to try odd keys",
-    OnTop.WAY_BACK: "for the way back",
+    OnTop.ROLLBACK: "for the way back",
 }
 # Labels and texts.
 _Fields: TypeAlias = Iterator[tuple[str, str]]

@@ -158,7 +158,7 @@ def read_row(answer: Answer, doing: str) -> Row:
 
 def read_tables(answer: Answer, doing: str) -> tuple[list[str], str | None]:
     """Return names of tables, and the continuation of the list; None at its end."""
-    names = [one["TableName"] for one in json.loads(checked(answer, doing).body)["value"]]
+    names = [listed["TableName"] for listed in json.loads(checked(answer, doing).body)["value"]]
     return names, answer.headers.get("x-ms-continuation-NextTableName") or None
 
 

@@ -43,7 +43,7 @@ from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
 from rekey.tables.rules import check_batch, check_table_name, too_large
-from rekey.tables.sent import OPERATIONS, Kind, Sent
+from rekey.tables.sent import OPERATIONS, RequestKind, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
 _SENDING = {"Content-Type": "application/json", "Prefer": "return-no-content"}
@@ -134,8 +134,8 @@ class AzureTableService:
 
     def listen(
         self,
-        listener: Callable[[Kind, int, float], None],
-        admit: Callable[[Kind], Awaitable[None]] | None = None,
+        listener: Callable[[RequestKind, int, float], None],
+        admit: Callable[[RequestKind], Awaitable[None]] | None = None,
     ) -> None:
         """Call `listener` for every answer, with the kind of request, the status (0 where none came in time)
         and the seconds it took; await `admit` before every attempt, with the kind of request."""
@@ -192,14 +192,14 @@ class AzureTableService:
 
     async def table_names(self) -> list[str]:
         """Return the names of all tables of the account. Needs permission to list them."""
-        found: list[str] = []
+        listed: list[str] = []
         after: str | None = ""
         while after is not None:
             path = "Tables" + wire.query_string([("NextTableName", after)] * bool(after))
             request = Request("GET", path, "list tables", wire.COMMON_HEADERS)
             names, after = await self._requester.read(request, read_tables)
-            found += names
-        return found
+            listed += names
+        return listed
 
     async def server_time(self) -> str:
         """Return the service's time, in whole seconds; also works if listing tables is refused (403)."""

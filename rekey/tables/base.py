@@ -368,8 +368,8 @@ class Accounts:
 
     def silences(self) -> list[Silence]:
         """Return the accounts that do not answer; one for each host."""
-        found = [silence for service in self.services if (silence := service.silence) is not None]
-        return list({one.host: one for one in found}.values())
+        silent = [silence for service in self.services if (silence := service.silence) is not None]
+        return list({silence.host: silence for silence in silent}.values())
 
     async def close(self) -> None:
         await self.tables.close()

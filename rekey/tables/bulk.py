@@ -45,11 +45,11 @@ async def insert_absent(
             except (RowExists, Ambiguous):
                 rows_were_there.enter_context(on_top(OnTop.CHANGES))
                 # Ambiguous: reading shows which rows of the batch exist now; the others are inserted again.
-                found = await read_keys(table, [operation.key for operation in remaining])
+                present_now = await read_keys(table, [operation.key for operation in remaining])
                 # A row may be deleted between the conflict and the read: then nothing is found, and the batch
                 # is retried.
-                present.update(found)
-                met = {unit(operation) for operation in remaining if operation.key in found}
+                present.update(present_now)
+                met = {unit(operation) for operation in remaining if operation.key in present_now}
                 remaining = [operation for operation in remaining if unit(operation) not in met]
     return present
 
@@ -58,28 +58,28 @@ async def read_keys(table: Table, keys: Sequence[EntityKey]) -> dict[EntityKey, 
     """Return those of the given rows (all of one partition) that exist: by a range query, as long as enough
     of its rows are wanted, otherwise one by one."""
     ordered = sorted(keys, key=lambda key: key.order)
-    found: dict[EntityKey, Row] = {}
+    existing: dict[EntityKey, Row] = {}
     if len(ordered) < 4:
-        await _read_one_by_one(table, ordered, found)
-        return found
+        await _read_one_by_one(table, ordered, existing)
+        return existing
     wanted = set(ordered)
     first, last = ordered[0], ordered[-1]
     # Ranges are open below, so the first key is read by itself.
-    await _read_one_by_one(table, [first], found)
+    await _read_one_by_one(table, [first], existing)
     cursor = first
     async for page in table.scan(KeyRange(first, last)):
         useful = {key: row for row in page.rows if (key := key_of(row)) in wanted}
-        found |= useful
+        existing |= useful
         cursor = page.cursor or cursor
         if page.rows and len(useful) < len(page.rows) * _LEAST_USEFUL_SHARE:
-            await _read_one_by_one(table, [key for key in ordered if key.order > cursor.order], found)
+            await _read_one_by_one(table, [key for key in ordered if key.order > cursor.order], existing)
             break
-    return found
+    return existing
 
 
-async def _read_one_by_one(table: Table, keys: Iterable[EntityKey], found: dict[EntityKey, Row]) -> None:
+async def _read_one_by_one(table: Table, keys: Iterable[EntityKey], into: dict[EntityKey, Row]) -> None:
     async def read(key: EntityKey) -> None:
         if (row := await table.get(key)) is not None:
-            found[key] = row
+            into[key] = row
 
     await for_each(keys, read, limit=_POINT_READS_AT_ONCE)

@@ -21,7 +21,7 @@ IDLE_SECONDS = 4.0
 # After this time a second address of a host is tried in parallel (RFC 8305, section 5).
 _SECOND_ADDRESS_S = 0.25
 # How often progress is checked while a request is going out.
-_LOOK_S = 1.0
+_PROGRESS_EVERY_S = 1.0
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._outcome: asyncio.Future[Answer | Exception] = loop.create_future()
         self._outcome.cancel()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = self.idle_since = 0.0
+        self._progress_at = self.idle_since = 0.0
         self._unsent = 0
         self._free = self._tunnels = False
         self._headers: dict[bytes, bytes] = {}
@@ -88,11 +88,11 @@ class Connection(asyncio.Protocol):
         # Nothing is awaited between this check and the first byte.
         going_out(self)
         self._outcome = self._loop.create_future()
-        self._free, self._heard = False, self._loop.time()
+        self._free, self._progress_at = False, self._loop.time()
         self._layers[-1].write(request)
         self._unsent = self._buffered()
         if self._timer is None or self._unsent:
-            self._look()
+            self._check_progress()
         outcome = await self._outcome
         if isinstance(outcome, Exception):
             raise outcome
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._free = False
-        self._stop_looking()
+        self._stop_timer()
         if self._layers:
             self._layers[-1].abort()
 
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         if self._outcome.done():  # no request, or it is answered already
             self.close()
             return
-        self._heard = self._loop.time()
+        self._progress_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -146,14 +146,14 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         """End the connection; also the answer, if its length was not given."""
         self._free = False
-        told = {b"content-length", b"transfer-encoding"} & self._headers.keys()
-        if self._status >= 200 and not told:
+        framed_by = {b"content-length", b"transfer-encoding"} & self._headers.keys()
+        if self._status >= 200 and not framed_by:
             self._complete()
         self._end(Disconnected("before the end of an answer"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._free = False
-        self._stop_looking()
+        self._stop_timer()
         self._end(error if isinstance(error, OSError) else Disconnected("before the end of an answer"))
         if not self.closed.done():
             self.closed.set_result(None)
@@ -198,21 +198,23 @@ class Connection(asyncio.Protocol):
         """Return how many bytes wait for the socket; those above TLS pass all layers at once."""
         return sum([layer.get_write_buffer_size() for layer in self._layers])
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """End the exchange if nothing has come or gone out for too long; otherwise check again later."""
-        self._stop_looking()
+        self._stop_timer()
         if self._outcome.done():
             return
         unsent, now = self._buffered(), self._loop.time()
         if unsent < self._unsent:
-            self._unsent, self._heard = unsent, now
-        left = self._heard + self._read_s - now
+            self._unsent, self._progress_at = unsent, now
+        left = self._progress_at + self._read_s - now
         if left <= 0:
             self._end(TimeoutError())
         else:
-            self._timer = self._loop.call_later(min(left, _LOOK_S) if unsent else left, self._look)
+            self._timer = self._loop.call_later(
+                min(left, _PROGRESS_EVERY_S) if unsent else left, self._check_progress
+            )
 
-    def _stop_looking(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -275,7 +277,7 @@ class Connections:
         except ValueError:  # something cannot be encoded, or the proxy's address is invalid
             raise Malformed("no request") from None
         async with self._places:
-            connection = self._kept() or await self._connect()
+            connection = self._reusable() or await self._connect()
             try:
                 return await connection.exchange(request, going_out)
             finally:
@@ -344,7 +346,7 @@ class Connections:
         connection.closed.add_done_callback(lambda _: self._all.discard(connection))
         return connection
 
-    async def _reach(self, made: Connection) -> None:
+    async def _reach(self, connection: Connection) -> None:
         """Connect to the endpoint, or through the proxy to it. Raises OSError, ValueError."""
         loop, (host, port) = asyncio.get_running_loop(), _place(self._to)
         first, via = self._to if self._via is None else self._via, self._via
@@ -353,16 +355,16 @@ class Connections:
         options: dict[str, Any] = {}
         if isinstance(loop, asyncio.BaseEventLoop):  # uvloop tries one address after the other
             options["happy_eyeballs_delay"] = _SECOND_ADDRESS_S
-        await loop.create_connection(lambda: made, *_place(first), **options)
+        await loop.create_connection(lambda: connection, *_place(first), **options)
         # TLS is started here and not by `create_connection`, so that the layer below can be asked for unsent
         # bytes.
         if first.scheme == "https":
-            await made.encrypt(self._trusting, _place(first)[0])
+            await connection.encrypt(self._trusting, _place(first)[0])
         if via is not None and self._encrypted:
             target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             asked = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{self._to_proxy}\r\n"
-            await made.tunnel(asked.encode())
-            await made.encrypt(self._trusting, host)
+            await connection.tunnel(asked.encode())
+            await connection.encrypt(self._trusting, host)
 
     def _request(self, method: str, address: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         """Return the bytes of a request. Raises Malformed, ValueError."""
@@ -378,7 +380,7 @@ class Connections:
             raise Malformed("no address, or a line end in a header")
         return head.encode() + (body or b"")
 
-    def _kept(self) -> Connection | None:
+    def _reusable(self) -> Connection | None:
         """Return the reusable connection that was used last, if any."""
         since = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < since:

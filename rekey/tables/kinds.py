@@ -41,7 +41,7 @@ def by_number(
     opened = {name: table(name) for name in dict.fromkeys(names)}
     tables: list[Table] = []
     for number, name in enumerate(names):
-        others = [beginnings[one] for one in range(number + 1, len(names)) if names[one] == name]
+        others = [beginnings[later] for later in range(number + 1, len(names)) if names[later] == name]
         if name in names[:number]:
             tables.append(TableOfKind(opened[name], partial(_begins, beginnings[number])))
         elif others:

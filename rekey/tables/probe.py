@@ -23,7 +23,7 @@ BAD_CERTIFICATE = "CertificateRefused"
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ProbeResult:
     """The result of one request."""
 
     # Of the answer, 0 when none came.
@@ -64,7 +64,7 @@ async def ask(
     *,
     clock: Clock,
     trusted: ssl.SSLContext | None = None,
-) -> Heard:
+) -> ProbeResult:
     """Send one GET request below an endpoint.
 
     Args:
@@ -79,7 +79,7 @@ async def ask(
     try:
         headers = await _headers(address, credential)
     except (NoToken, OSError, ValueError):
-        return Heard(failure=NO_TOKEN)
+        return ProbeResult(failure=NO_TOKEN)
     started = clock.ticks()
     tls, ends = "", None
     connections = Connections(
@@ -101,13 +101,13 @@ async def ask(
             answer = await connections.exchange("GET", address, headers, None, going_out)
             received = clock.ticks()
     except ssl.SSLCertVerificationError:
-        return Heard(failure=BAD_CERTIFICATE)
+        return ProbeResult(failure=BAD_CERTIFICATE)
     except (TimeoutError, OSError) as failed:
-        return Heard(failure=type(failed).__name__)
+        return ProbeResult(failure=type(failed).__name__)
     finally:
         await connections.close()
     date = moment_of(answer.headers.get("Date", ""))
-    return Heard(
+    return ProbeResult(
         status=answer.status,
         code=clean_code(error_code(answer.body)[0] or answer.headers.get("x-ms-error-code", "")),
         server=answer.headers.get("Server", ""),

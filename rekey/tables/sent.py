@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     """What a request asks of the service."""
 
     # A page of a query.
@@ -45,12 +45,12 @@ class OnTop(StrEnum):
     # Before anything is copied, to check whether odd keys arrive unchanged.
     PROBES = "probes"
     # By a rollback.
-    WAY_BACK = "way_back"
+    ROLLBACK = "way_back"
 
 
 # All names under which requests are counted: by kind, and by kind under the reason: `scan`, `changes.scan`.
 COUNTED = frozenset(
-    f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, OPERATIONS)
+    f"{why}{name}" for why in ("", *(f"{reason}." for reason in OnTop)) for name in (*RequestKind, OPERATIONS)
 )
 _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
 _ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
@@ -94,16 +94,16 @@ class Sent:
             tally[name] += number
 
 
-def kind_of(method: str, path: str) -> Kind:
+def kind_of(method: str, path: str) -> RequestKind:
     """Return the kind of an HTTP request, by its method and its path below the endpoint."""
     resource = path.partition("?")[0]
     if resource == "$batch":
-        return Kind.BATCH
+        return RequestKind.BATCH
     if resource == "Tables" or resource.startswith("Tables("):
-        return Kind.TABLE
+        return RequestKind.TABLE
     if method == "GET":
-        return Kind.SCAN if resource.endswith("()") else Kind.READ
-    return Kind.DELETE if method == "DELETE" else Kind.WRITE
+        return RequestKind.SCAN if resource.endswith("()") else RequestKind.READ
+    return RequestKind.DELETE if method == "DELETE" else RequestKind.WRITE
 
 
 def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

@@ -91,17 +91,17 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
         return await beyond(prefix + character_of(rank) + HIGH) is not None
 
     # There are texts beyond `lowest`, because `prefix` is the longest that all texts share.
-    some, none = lowest, rank_of(HIGH)
+    occupied, empty = lowest, rank_of(HIGH)
     if lowest < _LAST_ASCII and not await something_beyond(_LAST_ASCII):
-        none = _LAST_ASCII
-    while none - some > 1:
-        half = (some + none) // 2
+        empty = _LAST_ASCII
+    while empty - occupied > 1:
+        half = (occupied + empty) // 2
         if await something_beyond(half):
-            some = half
+            occupied = half
         else:
-            none = half
-    # The characters after `prefix` range from `lowest` to `none`, the highest of them: cut in the middle.
-    half = (lowest + none - 1) // 2
+            empty = half
+    # The characters after `prefix` range from `lowest` to `empty`, exclusive: cut in the middle.
+    half = (lowest + empty - 1) // 2
     if _LAST_ASCII < half <= _LAST_CONTROL:
         half = _LAST_ASCII  # no key holds control characters, and some servers refuse them
     return prefix + character_of(half) + HIGH

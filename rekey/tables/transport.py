@@ -20,7 +20,7 @@ from rekey.tables import allowance
 from rekey.tables.answers import Answer
 from rekey.tables.connections import Connection, Connections
 from rekey.tables.credentials import Credential, NoToken, Signer, TokenUnreachable
-from rekey.tables.sent import Kind, Sent, kind_of
+from rekey.tables.sent import RequestKind, Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
 _EVENT = {"event": "request"}
@@ -128,9 +128,9 @@ class Transport:
         self._closed = False
         # Called for every answer, with the kind of request, its status (0 where none came in time) and the
         # seconds it took.
-        self.listener: Callable[[Kind, int, float], None] | None = None
+        self.listener: Callable[[RequestKind, int, float], None] | None = None
         # Awaited before each attempt.
-        self.admit: Callable[[Kind], Awaitable[None]] | None = None
+        self.admit: Callable[[RequestKind], Awaitable[None]] | None = None
         self.sent = Sent()
         self._sendings: set[Sending] = set()
 
@@ -222,8 +222,8 @@ class Transport:
 def environment_proxy(endpoint: str) -> str | None:
     """Return the proxy that the environment names for an endpoint (HTTPS_PROXY, NO_PROXY, ...), or None."""
     # Only on macOS and Windows do the system's settings name one, too.
-    told = any(name.lower().endswith("_proxy") for name in os.environ)
-    if sys.platform not in ("darwin", "win32") and not told:
+    has_proxy = any(name.lower().endswith("_proxy") for name in os.environ)
+    if sys.platform not in ("darwin", "win32") and not has_proxy:
         return None
     import urllib.request  # imports `http` and `email`: slow
 

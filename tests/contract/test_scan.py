@@ -13,7 +13,7 @@ from rekey.core.clock import ticks_of
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
 from rekey.tables.base import Operation, Table, TableService, Verb
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from tests.asserts.every import every
 
 PARTITIONS = ["", "a", "a'b", "b", "\uff5e", "😀"]
@@ -94,13 +94,13 @@ async def test_a_page_is_asked_for_before_it_is_wanted_only_where_that_is_allowe
     service: TableService, table: Table, ahead: bool
 ) -> None:
     await fill(table, GRID)
-    before = service.sent.counts[Kind.SCAN]
+    before = service.sent.counts[RequestKind.SCAN]
     asked, found = [], []
     async with aclosing(table.scan(page_rows=10, ahead=ahead)) as pages:  # type: ignore[type-var]
         async for page in pages:
             found += map(key_of, page.rows)
             await asyncio.sleep(0.05 if ahead else 0)
-            asked.append(service.sent.counts[Kind.SCAN] - before)
+            asked.append(service.sent.counts[RequestKind.SCAN] - before)
     assert found == await keys_in(table)
     assert len(asked) > 1
     if not ahead:

@@ -20,7 +20,7 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Table, TableService, Verb
-from rekey.tables.sent import OPERATIONS, Kind, requests_in, since
+from rekey.tables.sent import OPERATIONS, RequestKind, requests_in, since
 
 KEY = EntityKey("p", "r")
 
@@ -396,12 +396,12 @@ async def test_requests_are_counted_by_kind_alike(service: TableService, table: 
     await service.server_time()
     counted = since(service.sent.counts, before)
     assert counted == {
-        Kind.WRITE: 2,
-        Kind.BATCH: 1,
+        RequestKind.WRITE: 2,
+        RequestKind.BATCH: 1,
         OPERATIONS: 7,
-        Kind.READ: 1,
-        Kind.SCAN: 2,
-        Kind.DELETE: 1,
-        Kind.TABLE: 1,
+        RequestKind.READ: 1,
+        RequestKind.SCAN: 2,
+        RequestKind.DELETE: 1,
+        RequestKind.TABLE: 1,
     }
     assert requests_in(since(service.sent.counts, before)) == 8

@@ -65,7 +65,7 @@ from rekey.tables.rules import (
     check_table_name,
     too_large,
 )
-from rekey.tables.sent import OPERATIONS, Kind, Sent
+from rekey.tables.sent import OPERATIONS, RequestKind, Sent
 from rekey.tables.wire import Encoder
 from tests.fakes.faults import Call, Fault, FaultKind, Faults, NoFaults
 from tests.fakes.service_limits import stored_form, stored_merge
@@ -176,14 +176,14 @@ class StoredRows:
 
 
 _KINDS = {
-    "get": Kind.READ,
-    "page": Kind.SCAN,
-    "table_exists": Kind.SCAN,
-    "transact": Kind.BATCH,
-    "delete": Kind.DELETE,
-    "create_table": Kind.TABLE,
-    "delete_table": Kind.TABLE,
-    "server_time": Kind.TABLE,
+    "get": RequestKind.READ,
+    "page": RequestKind.SCAN,
+    "table_exists": RequestKind.SCAN,
+    "transact": RequestKind.BATCH,
+    "delete": RequestKind.DELETE,
+    "create_table": RequestKind.TABLE,
+    "delete_table": RequestKind.TABLE,
+    "server_time": RequestKind.TABLE,
 }
 """What the service's own requests for these calls are; all other calls write one row."""
 _READS = frozenset({"get", "page", "table_exists", "server_time"})
@@ -298,7 +298,7 @@ class MemoryTableService:
         if action not in _READS:
             allowance.check()
         self._calls += 1
-        self.sent.add(_KINDS.get(action, Kind.WRITE).value)
+        self.sent.add(_KINDS.get(action, RequestKind.WRITE).value)
         if action == "transact":
             self.sent.add(OPERATIONS, len(operations))
         call = Call(action, table, operations, self._calls, read)

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from rekey.client import takeover
-from rekey.client.takeover import Taken, TakeOver
+from rekey.client.takeover import Sweep, TakeOver
 from rekey.protocol.journal import Intent, Journal
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.registry import Registry
@@ -44,21 +44,21 @@ def open_is_settled() -> Any:
 def only_the_first_comes() -> Any:
     """Leave it to the client whose id comes first."""
 
-    async def look(self: TakeOver, registry: Registry) -> Taken:
+    async def sweep(self: TakeOver, registry: Registry) -> Sweep:
         rows = await registry.list()
         first = min(row.client_id for row in rows)
-        return await _look(self, registry) if self.finisher.client.client_id == first else Taken()
+        return await _sweep(self, registry) if self.finisher.client.client_id == first else Sweep()
 
-    return mock.patch.object(TakeOver, "look", look)
+    return mock.patch.object(TakeOver, "sweep", sweep)
 
 
 def readers_do_not_come() -> Any:
     """Leave it to clients that write."""
 
-    async def look(self: TakeOver, registry: Registry) -> Taken:
-        return await _look(self, registry) if self.finisher.client.counters.writes else Taken()
+    async def sweep(self: TakeOver, registry: Registry) -> Sweep:
+        return await _sweep(self, registry) if self.finisher.client.counters.writes else Sweep()
 
-    return mock.patch.object(TakeOver, "look", look)
+    return mock.patch.object(TakeOver, "sweep", sweep)
 
 
-_claim, _settle, _look = Journal.claim, ReversePropagator.settle, takeover.TakeOver.look
+_claim, _settle, _sweep = Journal.claim, ReversePropagator.settle, takeover.TakeOver.sweep

@@ -30,7 +30,7 @@ from tests.simulation.takeover_stage import TakeoverLife, TakeoverStage
 
 Story = Callable[[TakeoverStage], None]
 
-EVERY_S = takeover.LOOK_EVERY_S
+EVERY_S = takeover.SWEEP_EVERY_S
 
 
 def told(path: Path, story: Story, seed: int = 1) -> None:

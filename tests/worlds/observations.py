@@ -24,7 +24,7 @@ from rekey.doctor.observed import (
 )
 from rekey.doctor.report import Finding
 from rekey.project.config import AZURITE_ACCOUNT, Account
-from rekey.tables.probe import Heard
+from rekey.tables.probe import ProbeResult
 
 NOW = ticks_of("2024-06-01T12:00:00Z")
 DAY = 86_400 * TICKS_PER_SECOND
@@ -36,7 +36,7 @@ def file(path: str = "rekey.toml", mode: int = 0o600, **more: Any) -> FileSeen:
     return FileSeen(f"/srv/project/{path}", **{"mode": mode, "owner": "op", "group": "staff", **more})
 
 
-def heard(status: int = 401, code: str = "NoAuthenticationInformation", **more: Any) -> Heard:
+def heard(status: int = 401, code: str = "NoAuthenticationInformation", **more: Any) -> ProbeResult:
     """An answer of Azure Storage."""
     usual = {
         "server": "Windows-Azure-Table/1.0 Microsoft-HTTPAPI/2.0",
@@ -47,7 +47,7 @@ def heard(status: int = 401, code: str = "NoAuthenticationInformation", **more: 
         "tls": "TLSv1.3",
         "certificate_ends": NOW + 90 * DAY,
     }
-    return Heard(status=status, code=code, **{**usual, **more})
+    return ProbeResult(status=status, code=code, **{**usual, **more})
 
 
 def account(section: str, **more: Any) -> AccountSeen:

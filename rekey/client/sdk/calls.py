@@ -202,8 +202,8 @@ def _resource(request: Message) -> str:
     return unquote(urlsplit(request.url).path.rpartition("/")[2])
 
 
-def _key(found: re.Match[str]) -> EntityKey:
-    _, *parts = found.groups()
+def _key(match: re.Match[str]) -> EntityKey:
+    _, *parts = match.groups()
     partition, row = parts[:2] if parts[0] is not None else (parts[3], parts[2])
     return EntityKey(partition.replace("''", "'"), row.replace("''", "'"))
 

@@ -145,8 +145,8 @@ class DualWriting(ABC, Generic[CredentialT]):
     def _made_by(cls, name: str, *args: Any, **kwargs: Any) -> Self:
         if "migration" not in kwargs:
             raise _needs_a_migration(name)
-        made: Self = getattr(super(), name)(*args, **kwargs)
-        return made
+        client: Self = getattr(super(), name)(*args, **kwargs)
+        return client
 
     @classmethod
     def from_config(
@@ -218,8 +218,8 @@ class DualWriting(ABC, Generic[CredentialT]):
         """Return the policy that comes first in the client's pipeline."""
 
 
-def policies_of(given: Any) -> list[Any]:
+def policies_of(policies: Any) -> list[Any]:
     """Return the policies a caller gave as `per_call_policies`: none, one or several."""
-    if given is None:
+    if policies is None:
         return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(policies) if isinstance(policies, list | tuple) else [policies]

@@ -107,7 +107,7 @@ class ClientCore:
             await lease.start()
             try:
                 # Also before the migration begins: later, such a credential would leave replicas behind.
-                await self._look_at_tables(accounts.tables, lease.control)
+                await self._check_credential(accounts.tables, lease.control)
                 await self._first_worker(lease)
             except BaseException:
                 self._migration = None
@@ -118,14 +118,14 @@ class ClientCore:
             self._takes_over = asyncio.create_task(self._take_over(lease))
             return lease
 
-    async def _look_at_tables(self, tables: TableService, control: ControlRow | None) -> None:
+    async def _check_credential(self, tables: TableService, control: ControlRow | None) -> None:
         """Raise CredentialRefused when the client's credential does not reach a table that it may write."""
         migration, over = self.plan.declared.migration, (ControlPhase.COMPLETE, ControlPhase.RETIRED)
         is_over = control is not None and control.phase in over and not control.maintained
         if self.plan.is_index or is_over:
             return
 
-        async def look(name: str) -> None:
+        async def check(name: str) -> None:
             try:
                 await tables.table_exists(name)
             except CredentialRefused as refused:
@@ -133,7 +133,7 @@ class ClientCore:
             except ServiceError:
                 pass  # an account that fails now is reported by the operations
 
-        await side_by_side([look(name) for name in (migration.source, *migration.tables)])
+        await side_by_side([check(name) for name in (migration.source, *migration.tables)])
 
     async def _first_worker(self, lease: ClientLease) -> None:
         """Make the writer, if there is a control row; retry while the restricted store is busy."""
@@ -209,7 +209,7 @@ class ClientCore:
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
                 try:
-                    await lease.look_again()
+                    await lease.reread()
                     working = None if lease.control is None else await self._worker(lease, lease.control)
                 except RekeyError:  # a refusal would say that nothing was written, but this was
                     raise took_too_long(self.table, sent=True) from None
@@ -320,7 +320,7 @@ class ClientCore:
                 continue
             with suppress(RekeyError):  # the next sweep tries again
                 working = await self._worker(lease, control)
-                more = (await working.takes_over.look(lease.registry)).more
+                more = (await working.takes_over.sweep(lease.registry)).more
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:

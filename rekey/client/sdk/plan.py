@@ -193,15 +193,15 @@ def prepared_with(
     return Prepared(declared, lambda name: secrets.get(name, b""), wrapping, place)
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the SDK's constructor that apply to the core's own connections as well. Raises
     ArgumentRefused for one that could only apply to reads, or that is nearly one of rekey's own."""
-    for name in given:
+    for name in options:
         if near := get_close_matches(name, _OWN, 1, _NEAR):
             raise ArgumentRefused(f"there is no argument {name}=", hint=f"write {near[0]}=")
-    version = given.get("api_version")
-    refused = [name for name in _REFUSED if given.get(name)]
-    if given.get("location_mode", "primary") != "primary":  # where the service refuses writes
+    version = options.get("api_version")
+    refused = [name for name in _REFUSED if options.get(name)]
+    if options.get("location_mode", "primary") != "primary":  # where the service refuses writes
         refused.append("location_mode")
     if refused or version not in (None, API_VERSION):
         raise ArgumentRefused(
@@ -210,7 +210,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
             else f"api_version={version!r} would not hold for writes: they are sent with {API_VERSION}",
             hint=f"leave it out; {', '.join(_HEEDED)} and per_call_policies hold for reads and writes",
         )
-    return {name: given[name] for name in _HEEDED if given.get(name) is not None}
+    return {name: options[name] for name in _HEEDED if options.get(name) is not None}
 
 
 # --- the accounts -----------------------------------------------------------------------------------------

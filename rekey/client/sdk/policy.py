@@ -63,9 +63,11 @@ class _Policy:
                 "the write took longer than the longest operation; it may have been applied"
             ) from None
 
-    def _answered(self, request: PipelineRequest[HttpRequest], found: R) -> PipelineResponse[HttpRequest, R]:
+    def _answered(
+        self, request: PipelineRequest[HttpRequest], http_response: R
+    ) -> PipelineResponse[HttpRequest, R]:
         response: PipelineResponse[HttpRequest, R] = PipelineResponse(
-            request.http_request, found, request.context
+            request.http_request, http_response, request.context
         )
         _DECODE.on_response(request, response)
         self._hooks.on_response(request, response)
@@ -86,9 +88,9 @@ class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)
             else:
-                found = response.http_response
-                if found.status_code in _JUDGED and self._core.shadows():
-                    self._core.shadow(call, found.status_code, found.content)
+                answer = response.http_response
+                if answer.status_code in _JUDGED and self._core.shadows():
+                    self._core.shadow(call, answer.status_code, answer.content)
                 return response
         if isinstance(call, Write | Table):
             call = await self._answer_to(call)
@@ -113,9 +115,9 @@ class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)
             else:
-                found = response.http_response
-                if found.status_code in _JUDGED and self._core.shadows():
-                    self._thread.post(self._core.shadow, call, found.status_code, found.content)
+                answer = response.http_response
+                if answer.status_code in _JUDGED and self._core.shadows():
+                    self._thread.post(self._core.shadow, call, answer.status_code, answer.content)
                 return response
         if isinstance(call, Write | Table):
             try:

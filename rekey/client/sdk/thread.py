@@ -60,20 +60,20 @@ class LoopThread:
                 entered.set_result(value)
                 await released.wait()
 
-        held = asyncio.run_coroutine_threadsafe(hold(), loop)
-        either: list[concurrent.futures.Future[Any]] = [entered, held]
+        holding = asyncio.run_coroutine_threadsafe(hold(), loop)
+        either: list[concurrent.futures.Future[Any]] = [entered, holding]
         try:
             concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         except BaseException:
-            held.cancel()
+            holding.cancel()
             raise
         if not entered.done():
-            held.result()
+            holding.result()
         try:
             yield entered.result()
         finally:
             loop.call_soon_threadsafe(released.set)
-        held.result()
+        holding.result()
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         self._started().call_soon_threadsafe(call, *args)

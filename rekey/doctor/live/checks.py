@@ -31,7 +31,7 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, SIGNED_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.probe import ask
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from rekey.tables.transport import NoAnswer, NotSent, Request
 from rekey.tables.wire import COMMON_HEADERS, Encoder, batch_body
 
@@ -434,9 +434,9 @@ async def tables(on: Scene) -> Seen:
 
 async def lost_answers(on: Scene) -> Seen:
     """A write whose answer is lost is found in the table, and repeated only where that does no harm."""
-    lose: list[Kind] = []
+    lose: list[RequestKind] = []
 
-    def heard(kind: Kind, _status: int, _seconds: float) -> None:
+    def heard(kind: RequestKind, _status: int, _seconds: float) -> None:
         if lose and kind is lose[0]:
             lose.clear()
             raise ConnectionResetError  # simulates a connection that broke before the answer
@@ -446,18 +446,18 @@ async def lost_answers(on: Scene) -> Seen:
         service.listen(heard)
         table, key = service.table(on.table.name), key_of(on.row())
 
-        async def losing(name: str, kind: Kind, call: Awaitable[object]) -> None:
+        async def losing(name: str, kind: RequestKind, call: Awaitable[object]) -> None:
             lose[:] = [kind]
             seen[name] = f"{await told(call)}, {await on.number()}"
 
-        await losing("insert", Kind.WRITE, table.insert(on.row(N=1)))
+        await losing("insert", RequestKind.WRITE, table.insert(on.row(N=1)))
         etag = str((await on.get()).get(ETAG))
-        await losing("replace", Kind.WRITE, table.replace(on.row(N=2), etag=etag))
+        await losing("replace", RequestKind.WRITE, table.replace(on.row(N=2), etag=etag))
         batch = [Operation(Verb.INSERT, on.row("b")), Operation(Verb.MERGE, on.row(N=3), "*")]
-        await losing("batch", Kind.BATCH, table.transact(batch))
+        await losing("batch", RequestKind.BATCH, table.transact(batch))
         etag = str((await on.get()).get(ETAG))
-        await losing("shared", Kind.WRITE, service.shared(on.table.name).merge(on.row(N=4), etag=etag))
-        await losing("delete", Kind.DELETE, table.delete(key))
+        await losing("shared", RequestKind.WRITE, service.shared(on.table.name).merge(on.row(N=4), etag=etag))
+        await losing("delete", RequestKind.DELETE, table.delete(key))
     return seen
 
 

@@ -198,20 +198,20 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
     unknown: list[str] = []
     keys: list[EntityKey] = []
     for query in queries:
-        met = await lookup.meet(query)
-        await store.learn(met.rows)
-        sources, on = set[EntityKey](), "" if met.rows else expired
-        for row in met.rows:
+        matches = await lookup.find(query)
+        await store.learn(matches.rows)
+        sources, on = set[EntityKey](), "" if matches.rows else expired
+        for row in matches.rows:
             try:
                 sources.add(store.rows.read_source(row))
             except errors.Erased as erased:
                 on = erased.on
         if on:
-            before.update(dict.fromkeys(met.row_ids, on))
+            before.update(dict.fromkeys(matches.row_ids, on))
         if query.old is not None and (on or sources):
             sources.add(query.old)  # no mapping row names it any more, but its source row may still exist
         if not sources and not on:
-            unknown += met.row_ids
+            unknown += matches.row_ids
         subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
         keys += [key for key in (query.old, query.new) if key is not None]
     for key in subjects.values():

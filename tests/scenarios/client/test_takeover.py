@@ -11,7 +11,7 @@ import pytest
 
 from rekey.client import takeover
 from rekey.client.route import Writer
-from rekey.client.takeover import ATTEMPT_S, TURN_S, Taken, TakeOver
+from rekey.client.takeover import ATTEMPT_S, TURN_S, Sweep, TakeOver
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
@@ -58,7 +58,7 @@ def company(memory: MemoryTableService, seconds: float, *rows: ClientRow) -> Com
     return Company.of(rows or [client_row("dead", memory.clock.ticks())], now, usual_s=30.0)
 
 
-async def take_over(world: DualWorld, writer: Writer, company: Company, turn: int = 0) -> Taken:
+async def take_over(world: DualWorld, writer: Writer, company: Company, turn: int = 0) -> Sweep:
     """Let a client settle what is due."""
     permit = world.permits.current()
     assert permit is not None
@@ -77,12 +77,12 @@ async def test_a_client_settles_what_a_dead_one_left_and_marks_its_intent() -> N
     living = world.writer(client="living")
     alive = company(memory, 60, client_row("dead", memory.clock.ticks() + 60 * TICKS_PER_SECOND))
     for early in (company(memory, 49), alive):
-        assert await take_over(world, living, early) == Taken(), "its requests may take effect, or it lives"
-    assert await take_over(world, living, company(memory, 50)) == Taken(1)
+        assert await take_over(world, living, early) == Sweep(), "its requests may take effect, or it lives"
+    assert await take_over(world, living, company(memory, 50)) == Sweep(1)
     assert memory.dump("UsersV2")[0]["Age"] == 2
     [intent] = memory.dump(JOURNAL_TABLE)
     assert (intent["Settled"], intent["ClaimedBy"]) == (True, "living")
-    assert await take_over(world, living, company(memory, 200)) == Taken(), "settled once"
+    assert await take_over(world, living, company(memory, 200)) == Sweep(), "settled once"
     await world.sweep()
     await world.assert_quiet()
 
@@ -91,8 +91,8 @@ async def test_each_turn_begins_a_little_later() -> None:
     memory = MemoryTableService(clock=FakeClock())
     world = await left_by_a_dead_client(memory, ["ann"])
     third = world.writer(client="third")
-    assert await take_over(world, third, company(memory, 50 + 2 * TURN_S - 0.1), turn=2) == Taken()
-    assert await take_over(world, third, company(memory, 50 + 2 * TURN_S), turn=2) == Taken(1)
+    assert await take_over(world, third, company(memory, 50 + 2 * TURN_S - 0.1), turn=2) == Sweep()
+    assert await take_over(world, third, company(memory, 50 + 2 * TURN_S), turn=2) == Sweep(1)
 
 
 async def test_of_two_clients_that_come_at_once_one_settles_each_key() -> None:
@@ -129,8 +129,8 @@ async def test_a_claim_holds_until_nothing_of_its_client_can_take_effect() -> No
     memory.gate = _pass
     held_s = ATTEMPT_S + next_one.client.late_s + SAFETY_S
     dead = client_row("dead", memory.clock.ticks() - 100 * TICKS_PER_SECOND)
-    assert await take_over(world, next_one, company(memory, held_s - 0.1, dead)) == Taken()
-    assert await take_over(world, next_one, company(memory, held_s + 0.1, dead)) == Taken(1)
+    assert await take_over(world, next_one, company(memory, held_s - 0.1, dead)) == Sweep()
+    assert await take_over(world, next_one, company(memory, held_s + 0.1, dead)) == Sweep(1)
     [intent] = memory.dump(JOURNAL_TABLE)
     assert intent["ClaimedBy"] == "killed,next"
     await world.sweep()
@@ -171,13 +171,13 @@ async def test_a_client_settles_its_own_intents_that_it_does_not_try_any_more() 
     await writer.write([replace(user("ann@example.com", Age=2))])
     await writer.finisher.wait()
     own = client_row("own", memory.clock.ticks() + 60 * TICKS_PER_SECOND)
-    assert await take_over(world, writer, company(memory, 60, own)) == Taken(), "it is tried already"
+    assert await take_over(world, writer, company(memory, 60, own)) == Sweep(), "it is tried already"
     world.permits.move(ControlPhase.DUAL_WRITE)
     await writer.settle()
     assert (writer.left, world.intents) == (0, 1)
     memory.faults = PlannedFaults()
-    assert await take_over(world, writer, company(memory, 20, own)) == Taken(), "its write may be in flight"
-    assert await take_over(world, writer, company(memory, 60, own)) == Taken(1)
+    assert await take_over(world, writer, company(memory, 20, own)) == Sweep(), "its write may be in flight"
+    assert await take_over(world, writer, company(memory, 60, own)) == Sweep(1)
     assert world.intents == 0
     await world.assert_quiet()
 
@@ -187,11 +187,11 @@ async def test_where_the_service_fails_a_client_stops_asking_until_its_next_look
     world = await left_by_a_dead_client(memory, [f"u{number}" for number in range(30)])
     writer = world.writer(client="living")
     memory.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
-    assert await take_over(world, writer, company(memory, 60)) == Taken()
+    assert await take_over(world, writer, company(memory, 60)) == Sweep()
     claimed = [row for row in memory.dump(JOURNAL_TABLE) if "ClaimedBy" in row]
     assert len(claimed) == takeover._AT_ONCE
     memory.faults = PlannedFaults()
-    assert await take_over(world, writer, company(memory, 120)) == Taken(30)
+    assert await take_over(world, writer, company(memory, 120)) == Sweep(30)
 
 
 async def test_more_than_one_look_collects_is_settled_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +212,11 @@ async def test_nothing_is_begun_under_another_epoch_than_was_read() -> None:
     writer, permit = world.writer(client="living"), world.permits.current()
     assert permit is not None
     world.permits.move(ControlPhase.CUTOVER)
-    assert await TakeOver(writer.finisher).settle(company(memory, 60), 0, permit) == Taken()
+    assert await TakeOver(writer.finisher).settle(company(memory, 60), 0, permit) == Sweep()
     assert memory.dump("UsersV2")[0]["Age"] == 1
     freeze = changed(permit, phase=ControlPhase.FREEZE)
     world.permits.phase, world.permits.epoch = ControlPhase.FREEZE, permit.epoch
-    assert await TakeOver(writer.finisher).settle(company(memory, 60), 0, freeze) == Taken()
+    assert await TakeOver(writer.finisher).settle(company(memory, 60), 0, freeze) == Sweep()
 
 
 async def test_a_key_that_this_client_is_writing_is_left_alone_for_a_while() -> None:
@@ -266,7 +266,7 @@ async def test_clients_settle_where_replicas_follow_and_no_freeze_is_on(
         await asyncio.sleep(0)
 
     memory.gate = gate
-    await TakeOver(world.writer(client="living").finisher).look(registry)
+    await TakeOver(world.writer(client="living").finisher).sweep(registry)
     assert (JOURNAL_TABLE in scans) is settles
 
 

@@ -21,7 +21,7 @@ from rekey.copy.throttle import Rates, Throttle
 from rekey.errors import Unavailable
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from rekey.tables.transport import NoAnswer, Request
 
 LATENCY = 0.03
@@ -43,7 +43,7 @@ class Service:
 
     account: str
     partitions: dict[int, int] = field(default_factory=dict)
-    kinds: dict[Kind, int] = field(default_factory=dict)
+    kinds: dict[RequestKind, int] = field(default_factory=dict)
     busy: int = 503
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Service:
             self.buckets[name] = Bucket(rate, self.clock.rising)
         return self.buckets[name]
 
-    def ask(self, kind: Kind, partition: int, entities: int) -> bool:
+    def ask(self, kind: RequestKind, partition: int, entities: int) -> bool:
         """Tell whether a request is let through."""
         now = self.clock.rising()
         rate = [rate for begins, rate in self.steps if begins <= now][-1]
@@ -103,9 +103,9 @@ class Process:
         clock, source = self.service.clock, random.Random(self.seed)
         slots = asyncio.Semaphore(64)
 
-        async def ask(kind: Kind, entities: int) -> None:
+        async def ask(kind: RequestKind, entities: int) -> None:
             partition = self.partitions(source)
-            booked = partition if kind is Kind.BATCH else None
+            booked = partition if kind is RequestKind.BATCH else None
             await self.throttle.take(entities, booked, kind)
 
             class Line:
@@ -123,12 +123,12 @@ class Process:
                 with self.throttle.taken(entities, partition, kind):
                     await requester.call(Request("POST", "$batch", "ask"), _read)
 
-        async def go_on(kind: Kind, entities: int) -> None:
+        async def go_on(kind: RequestKind, entities: int) -> None:
             while True:
                 await ask(kind, entities)
 
-        tasks = [asyncio.create_task(go_on(Kind.BATCH, ROWS)) for _ in range(80)]
-        tasks += [asyncio.create_task(go_on(Kind.SCAN, PAGE)) for _ in range(8 * self.pages)]
+        tasks = [asyncio.create_task(go_on(RequestKind.BATCH, ROWS)) for _ in range(80)]
+        tasks += [asyncio.create_task(go_on(RequestKind.SCAN, PAGE)) for _ in range(8 * self.pages)]
         await clock.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -195,10 +195,10 @@ def test_a_partition_at_its_limit_holds_up_itself_alone_below_and_beyond_the_tar
 
 
 def test_a_kind_at_its_limit_leaves_the_other_kinds_alone() -> None:
-    service = Service("1000000", kinds={Kind.BATCH: 3_000})
+    service = Service("1000000", kinds={RequestKind.BATCH: 3_000})
     let_work(40, of(service))
-    assert service.carried_by(Kind.BATCH, 15, 40) > 0.85 * 3_000
-    assert service.carried_by(Kind.SCAN, 30, 40) > 12_000
+    assert service.carried_by(RequestKind.BATCH, 15, 40) > 0.85 * 3_000
+    assert service.carried_by(RequestKind.SCAN, 30, 40) > 12_000
 
 
 def test_two_processes_find_one_limit_together() -> None:
@@ -214,7 +214,7 @@ def test_refusals_that_come_whatever_is_asked_do_not_stop_the_work() -> None:
     service = Service("20000")
     weather, asked = random.Random(5), service.ask
 
-    def ask(kind: Kind, partition: int, entities: int) -> bool:
+    def ask(kind: RequestKind, partition: int, entities: int) -> bool:
         return weather.random() >= 0.1 and asked(kind, partition, entities)
 
     service.ask = ask  # type: ignore[method-assign]
@@ -237,15 +237,15 @@ def test_the_operators_rate_is_the_most_and_a_pause_holds() -> None:
 
 
 def test_single_rows_are_limited_apart() -> None:
-    service = Service("1000000", kinds={Kind.READ: 500})
+    service = Service("1000000", kinds={RequestKind.READ: 500})
     throttle = following(service, entities_per_second=10_000)
 
     async def read() -> None:
         while True:
-            await throttle.admit(Kind.READ)
+            await throttle.admit(RequestKind.READ)
             await service.clock.sleep(LATENCY)
-            done = service.ask(Kind.READ, 0, 1)
-            throttle.heard(Kind.READ, 200 if done else 503, LATENCY)
+            done = service.ask(RequestKind.READ, 0, 1)
+            throttle.heard(RequestKind.READ, 200 if done else 503, LATENCY)
 
     async def work() -> None:
         readers = [asyncio.create_task(read()) for _ in range(30)]
@@ -254,7 +254,7 @@ def test_single_rows_are_limited_apart() -> None:
             one.cancel()
 
     virtual.run(work())
-    assert 400 < service.carried_by(Kind.READ, 20, 40) < 520
+    assert 400 < service.carried_by(RequestKind.READ, 20, 40) < 520
     assert service.share(20, 40, 10_000) > 0.9
 
 
@@ -262,14 +262,14 @@ def test_without_following_single_rows_wait_for_nothing() -> None:
     async def read() -> float:
         throttle = Throttle(1, virtual.VirtualClock())
         for _ in range(100):
-            await throttle.admit(Kind.READ)
+            await throttle.admit(RequestKind.READ)
         return asyncio.get_running_loop().time()
 
     assert virtual.run(read()) == 0
 
 
 def test_the_rates_are_told_with_those_of_kinds() -> None:
-    service = Service("1000000", kinds={Kind.BATCH: 3_000})
+    service = Service("1000000", kinds={RequestKind.BATCH: 3_000})
     process = of(service)
     let_work(10, process)
     assert re.fullmatch(r"[\d,]+ entities/s, [\d,]+ entities/s by batch", process.throttle.describe())

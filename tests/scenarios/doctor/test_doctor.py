@@ -21,7 +21,7 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.filelock import FileLock
 from rekey.state.store import State
 from rekey.tables.credentials import Credential, SharedKey
-from rekey.tables.probe import Heard
+from rekey.tables.probe import ProbeResult
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
 from tests.worlds.observations import heard
@@ -32,7 +32,7 @@ SECRET = "0123456789abcdef0123456789abcdef"
 SAID = {"server": "Azurite-Table/3.35.0", "tls": "", "certificate_ends": None}
 
 
-async def ask(_endpoint: str, _path: str, credential: Credential | None) -> Heard:
+async def ask(_endpoint: str, _path: str, credential: Credential | None) -> ProbeResult:
     """Answer as an Azurite on the project's clock does."""
     return heard(403, "AuthorizationFailure", **SAID) if credential is None else heard(200, "", **SAID)
 
@@ -290,7 +290,7 @@ async def test_a_made_up_key_is_tried_where_a_token_is_used(
     """The account says whether it takes keys at all. The key is random and never one that is configured."""
     tried: list[Credential | None] = []
 
-    async def storage(_endpoint: str, _path: str, credential: Credential | None) -> Heard:
+    async def storage(_endpoint: str, _path: str, credential: Credential | None) -> ProbeResult:
         tried.append(credential)
         return heard(200, "") if credential is token else heard(403, "KeyBasedAuthenticationNotPermitted")
 

@@ -25,7 +25,7 @@ from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey, Row
 from rekey.present.text import WIDTH
 from rekey.tables.azure import AzureTableService
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from tests.fakes.big_table import MadeUpTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.memory import MemoryTableService
@@ -257,11 +257,11 @@ async def test_a_real_service_is_asked_no_more_often_than_said(
     """Every GET is counted where it leaves, prefetching included."""
     name = table_name("Inspect")
     await fill(tables_service, name, users(5_000, partitions=30))
-    before = tables_service.sent.counts[Kind.SCAN]
+    before = tables_service.sent.counts[RequestKind.SCAN]
     try:
         found, _ = await inspect_table(tables_service.table(name))
     finally:
         await tables_service.delete_table(name)
-    sent = tables_service.sent.counts[Kind.SCAN] - before
+    sent = tables_service.sent.counts[RequestKind.SCAN] - before
     assert 5 < sent <= found.inventory.requests <= SAMPLE_REQUESTS
     assert shapes(found) == {"email": found.rows_read}

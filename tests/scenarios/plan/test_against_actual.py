@@ -20,7 +20,7 @@ from rekey.model import Row
 from rekey.phases import Phase
 from rekey.plan.estimate import SPLIT_REQUESTS
 from rekey.state.store import State
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from tests.asserts.command_line import Commands
 from tests.worlds.example_rows import posts, registrations, telemetry, users
 from tests.worlds.plans import fill
@@ -93,12 +93,12 @@ def test_the_worked_examples_send_what_was_estimated(
     assert abs(estimated - sent) <= 0.05 * sent
     assert [phase["phase"] for phase in requests["phases"]] == list(Phase)[: list(Phase).index(Phase.RETIRE)]
     by_kind, actual = of_kind(requests, "estimated_by_kind"), of_kind(requests, "sent_by_kind")
-    for kind in (Kind.SCAN, Kind.BATCH):
+    for kind in (RequestKind.SCAN, RequestKind.BATCH):
         # Whether a copy of many windows splits what it reads is not known before.
         assert abs(by_kind[kind] - actual[kind]) <= max(SPLIT_REQUESTS, 0.1 * actual[kind]), kind
     # Every row is written once for each table and twice for the mapping, whatever batches it comes in.
-    mine = by_kind["operations"] + by_kind[Kind.WRITE]
-    assert abs(mine - actual["operations"] - actual[Kind.WRITE]) <= 12
+    mine = by_kind["operations"] + by_kind[RequestKind.WRITE]
+    assert abs(mine - actual["operations"] - actual[RequestKind.WRITE]) <= 12
 
 
 @pytest.mark.soak

@@ -29,7 +29,7 @@ from rekey.present.text import WIDTH, fitted
 from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
@@ -80,7 +80,7 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
     written = sum(
         one.count
         for one in plan.estimate.requests
-        if one.phase == "backfill" and one.kind in (Kind.BATCH, Kind.WRITE)
+        if one.phase == "backfill" and one.kind in (RequestKind.BATCH, RequestKind.WRITE)
     )
     # Windows come in order, and what they leave over at the end goes together: it can be foretold.
     assert abs(written - copied.requests) <= 0.01 * copied.requests

@@ -29,7 +29,7 @@ from rekey.stress.requests import Population
 from rekey.stress.run import Bounds, Notes, StressTest, new_name
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import ONE_PARTITION, Spread
-from rekey.tables.probe import Heard
+from rekey.tables.probe import ProbeResult
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind
@@ -301,7 +301,7 @@ async def test_shares_of_a_table_and_of_a_design_are_read(tmp_path: Path) -> Non
 # --- the command line -----------------------------------------------------------------------------------
 
 AZURITE, STORAGE = (
-    Heard(status=403, server=name) for name in ("Azurite-Table/3.35.0", "Windows-Azure-Table/1")
+    ProbeResult(status=403, server=name) for name in ("Azurite-Table/3.35.0", "Windows-Azure-Table/1")
 )
 SHORT = ("--rows", "3000", "--batch", "25", "--step-seconds", "2")
 
@@ -309,13 +309,15 @@ SHORT = ("--rows", "3000", "--batch", "25", "--step-seconds", "2")
 class Commands:
     """Runs commands against tables in memory behind a service that says who it is."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], answer: Heard = AZURITE) -> None:
+    def __init__(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], answer: ProbeResult = AZURITE
+    ) -> None:
         self.project = Project(folder)
         self._capsys = capsys
         self.answer = answer
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        async def ask(*_: object) -> Heard:
+        async def ask(*_: object) -> ProbeResult:
             return self.answer
 
         around = Surroundings(self.project.connect, self.project.clock, is_terminal=False, ask=ask)
@@ -345,7 +347,7 @@ def test_an_account_that_is_not_azurite_is_loaded_by_its_owner_only(rekey: Comma
 
 
 def test_an_unknown_service_is_not_taken_for_azurite(rekey: Commands) -> None:
-    rekey.answer = Heard(status=200, server="nginx")
+    rekey.answer = ProbeResult(status=200, server="nginx")
     rekey("stress", "Users", *SHORT, code=3)
 
 

@@ -286,7 +286,7 @@ async def test_nothing_older_is_under_way_when_the_runner_goes_on(seed: int) -> 
 class ReadsFirst(ClientLease):
     """Reads, then beats."""
 
-    async def _look_now(self) -> None:
+    async def _beat_and_read(self) -> None:
         began = self.monotonic()
         read = await self.store.read()
         await self.registry.beat(self._row())
@@ -297,18 +297,18 @@ class ReadsFirst(ClientLease):
 class TrustsFromTheEnd(ClientLease):
     """Counts its lease from the answer."""
 
-    async def _look_now(self) -> None:
-        await super()._look_now()
+    async def _beat_and_read(self) -> None:
+        await super()._beat_and_read()
         self._trusted_until = self.monotonic() + self.settings.lease_s
 
 
 class TrustsTheBeat(ClientLease):
     """Takes a beat for a reading."""
 
-    async def _look_now(self) -> None:
+    async def _beat_and_read(self) -> None:
         began = self.monotonic()
         try:
-            await super()._look_now()
+            await super()._beat_and_read()
         except Unavailable:
             self._trusted_until = began + self.settings.lease_s
             raise

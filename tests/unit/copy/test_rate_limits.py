@@ -20,7 +20,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, TwoAccounts
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import Requester, RetryPolicy
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from rekey.tables.transport import Request
 from tests.fakes.clock import FakeClock
 
@@ -106,7 +106,7 @@ async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
         begin = clock.ticks()
         for _ in range(100):
             await throttle.take(10)
-            throttle.heard(Kind.BATCH, status, 0.01)
+            throttle.heard(RequestKind.BATCH, status, 0.01)
             await clock.sleep(0.01)
         return (clock.ticks() - begin) / TICKS_PER_SECOND
 
@@ -165,7 +165,7 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
             if 0 < left < 1:
                 await clock.sleep(left)
             status = 204 if bucket.take(10) else 503
-            throttle.heard(Kind.BATCH, status, 0.03)
+            throttle.heard(RequestKind.BATCH, status, 0.03)
             if status == 503:
                 refused_at.append(-left)
             return Answer(status, {}, b"")
@@ -179,9 +179,9 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
     slots = asyncio.Semaphore(100)
 
     async def write() -> None:
-        await throttle.take(10, partition, Kind.BATCH)
+        await throttle.take(10, partition, RequestKind.BATCH)
         async with slots:
-            with throttle.taken(10, partition, Kind.BATCH):
+            with throttle.taken(10, partition, RequestKind.BATCH):
                 await requester.call(Request("POST", "$batch", "write"), read)
 
     await asyncio.gather(*(write() for _ in range(1500)))
@@ -415,7 +415,7 @@ async def test_answers_of_the_restricted_account_count_only_where_rates_follow_t
         heard = services[1]._transport.listener
         assert heard is not None
         for _ in range(50):
-            heard(Kind.BATCH, 503, 0.0)
+            heard(RequestKind.BATCH, 503, 0.0)
         assert services[1]._transport.admit is None, "leases wait for no rate"
         assert services[0]._transport.admit is not None
         if mapped.service is None:

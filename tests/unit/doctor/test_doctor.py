@@ -16,7 +16,7 @@ from rekey.doctor.observe import file_system_of
 from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Writing
 from rekey.doctor.report import TEXTS, listed
 from rekey.errors import RekeyError
-from rekey.tables.probe import Heard
+from rekey.tables.probe import ProbeResult
 from tests.asserts.documents import ROOT
 from tests.worlds.observations import (
     DAY,
@@ -93,12 +93,12 @@ CASES: dict[str, Case] = {
     "evidence-unsigned": Case(NOTE, changed("configuration", evidence_configured=False)),
     # accounts
     "unreachable": Case(
-        ERROR, changed("tables", anonymous=Heard(failure="ClientConnectorDNSError"), **NOT_ASKED)
+        ERROR, changed("tables", anonymous=ProbeResult(failure="ClientConnectorDNSError"), **NOT_ASKED)
     ),
     "certificate-refused": Case(
         ERROR,
-        changed("tables", anonymous=Heard(failure="CertificateRefused"), **NOT_ASKED),
-        changed("tables", anonymous=Heard(failure="ClientConnectorError"), **NOT_ASKED),
+        changed("tables", anonymous=ProbeResult(failure="CertificateRefused"), **NOT_ASKED),
+        changed("tables", anonymous=ProbeResult(failure="ClientConnectorError"), **NOT_ASKED),
     ),
     "certificate-ends": Case(
         WARNING,
@@ -119,7 +119,7 @@ CASES: dict[str, Case] = {
     "anonymous-accepted": Case(ERROR, changed("tables", anonymous=heard(200, ""))),
     "credential-refused": Case(
         ERROR,
-        changed("tables", listing=Heard(failure="NoToken")),
+        changed("tables", listing=ProbeResult(failure="NoToken")),
         changed("tables", listing=heard(403, "AuthorizationPermissionMismatch")),
     ),
     "shared-key-accepted": Case(
@@ -299,7 +299,7 @@ def test_a_key_that_is_off_is_known_only_when_the_service_says_so() -> None:
     assert findings(SOUND, "shared-key-unknown") == []
     assert "shared keys are switched off" in examine(SOUND).as_text()
     assert findings(changed("tables", made_up=heard(403, "AuthenticationFailed")), "shared-key-unknown")
-    assert findings(changed("tables", made_up=Heard(failure="TimeoutError")), "shared-key-unknown")
+    assert findings(changed("tables", made_up=ProbeResult(failure="TimeoutError")), "shared-key-unknown")
 
 
 @pytest.mark.parametrize(
@@ -309,10 +309,10 @@ def test_a_key_that_is_off_is_known_only_when_the_service_says_so() -> None:
         (heard(403, "AuthorizationPermissionMismatch"), False),
         (heard(403, "AuthorizationFailure"), True),
         (heard(401, "InvalidAuthenticationInfo"), True),
-        (Heard(failure="NoToken"), True),
+        (ProbeResult(failure="NoToken"), True),
     ],
 )
-def test_a_token_that_may_not_list_tables_is_not_refused(heard_of: Heard, refused: bool) -> None:
+def test_a_token_that_may_not_list_tables_is_not_refused(heard_of: ProbeResult, refused: bool) -> None:
     assert bool(findings(changed("restricted", listing=heard_of), "credential-refused")) is refused
 
 
@@ -357,7 +357,7 @@ def test_ten_minutes_are_an_error_because_signatures_are_refused_soon() -> None:
 
 def test_without_a_date_nothing_is_said_of_the_clock() -> None:
     assert ahead_s(heard(date=None)) is None
-    assert ahead_s(Heard(failure="TimeoutError")) is None
+    assert ahead_s(ProbeResult(failure="TimeoutError")) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from rekey.plan.estimate import SPLIT_REQUESTS, Batches, Workload, counts_of, estimate, pages
 from rekey.plan.result import TableFill
 from rekey.project.config import Limits
-from rekey.tables.sent import OPERATIONS, Kind
+from rekey.tables.sent import OPERATIONS, RequestKind
 
 
 def limits(concurrency: int, **rates: int) -> Limits:
@@ -67,7 +67,7 @@ def test_rows_alone_are_single_writes_and_batches_carry_their_rows() -> None:
     assert Batches.of(10, {1: 4}) == Batches(0, 10, 0)
     assert Batches.of(0, {}) == Batches(0, 0, 0)
     counts = counts_of(estimate(work(1_000, fill=1), limits(16)).requests)
-    assert counts[OPERATIONS] == 2_000 and counts[Kind.WRITE] >= 1_000
+    assert counts[OPERATIONS] == 2_000 and counts[RequestKind.WRITE] >= 1_000
 
 
 def test_small_windows_read_small_pages() -> None:

@@ -11,7 +11,7 @@ from rekey.plan.estimate import Batches, Workload, estimate, money_of
 from rekey.plan.result import Requests, Storage, TableFill
 from rekey.project.config import Limits, default_config, load_config
 from rekey.project.prices import GB, Prices, amount_text
-from rekey.tables.sent import OPERATIONS, Kind
+from rekey.tables.sent import OPERATIONS, RequestKind
 
 PRICES = Prices("EUR", scan=1.0, read=2.0, write=3.0, delete=4.0, storage=0.5)
 
@@ -25,7 +25,7 @@ def configured(tmp_path: Path, text: str) -> Prices:
 def test_without_prices_all_keys_are_missing_and_there_is_no_money(tmp_path: Path) -> None:
     prices = configured(tmp_path, "")
     assert prices.missing == ("currency", "scan", "read", "write", "delete", "storage")
-    assert prices.requests({Kind.SCAN: 5}, batch_each=False) is None
+    assert prices.requests({RequestKind.SCAN: 5}, batch_each=False) is None
     assert prices.stored(5) is None
     cost = estimate(Workload(10, 1, Batches(1, 0, 20), [TableFill("T", 10, 1, 1, True, 10, 0.0)]), Limits())
     assert cost.money is None and cost.prices_missing == prices.missing
@@ -57,17 +57,23 @@ def test_what_is_no_price_is_refused_by_its_key(tmp_path: Path, line: str) -> No
 
 
 def test_a_batch_is_billed_as_one_or_by_its_operations() -> None:
-    counts = {Kind.SCAN: 10_000, Kind.READ: 10_000, Kind.DELETE: 5_000, Kind.TABLE: 1_000, Kind.WRITE: 9_000}
+    counts = {
+        RequestKind.SCAN: 10_000,
+        RequestKind.READ: 10_000,
+        RequestKind.DELETE: 5_000,
+        RequestKind.TABLE: 1_000,
+        RequestKind.WRITE: 9_000,
+    }
     usual = 1.0 + 2.0 + 2.0 + 3.0
     assert PRICES.requests(counts, batch_each=False) == pytest.approx(usual)
-    with_batches = {**counts, Kind.BATCH: 10_000, OPERATIONS: 1_000_000}
+    with_batches = {**counts, RequestKind.BATCH: 10_000, OPERATIONS: 1_000_000}
     assert PRICES.requests(with_batches, batch_each=False) == pytest.approx(usual + 3.0)
     assert PRICES.requests(with_batches, batch_each=True) == pytest.approx(usual + 300.0)
 
 
 def test_storage_is_of_what_is_added_for_as_long_as_both_tables_exist() -> None:
     assert PRICES.stored(10 * GB, 60) == pytest.approx(10.0)
-    requests = [Requests("backfill", "write", Kind.BATCH, 100, 10_000)]
+    requests = [Requests("backfill", "write", RequestKind.BATCH, 100, 10_000)]
     money = money_of(requests, Storage(99 * GB, 3 * GB, 1 * GB, 30), PRICES)
     assert money is not None and money.currency == "EUR"
     assert money.storage == pytest.approx(4 * 0.5)

@@ -401,9 +401,9 @@ async def test_the_time_for_an_answer_counts_from_what_came_last(go_on: Callable
         assert used is not None
         for _ in pieces:
             go_on(60)
-            heard = used._heard
+            progress_at = used._progress_at
             more.release()
-            await until(lambda before=heard: used._heard > before)
+            await until(lambda before=progress_at: used._progress_at > before)
         assert not asking.done()
         go_on(101)
         with pytest.raises(TimeoutError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy, retry_after_of
-from rekey.tables.sent import Kind, Sent, apart
+from rekey.tables.sent import RequestKind, Sent, apart
 from rekey.tables.transport import NotSent, Request
 from tests.fakes.clock import FakeClock
 
@@ -94,7 +94,7 @@ async def test_attempts_after_the_first_are_counted_apart() -> None:
 
     class Counting(Unreachable):
         async def send(self, request: Request) -> Answer:
-            sent.add(Kind.READ)
+            sent.add(RequestKind.READ)
             return await super().send(request)
 
     await attempt(Counting(answers=2), RetryPolicy(attempts=4))

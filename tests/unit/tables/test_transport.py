@@ -9,7 +9,7 @@ from rekey.model import EntityKey
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.sent import Kind
+from rekey.tables.sent import RequestKind
 from rekey.tables.transport import Timeouts, environment_proxy
 from tests.asserts.every import every
 from tests.fakes.fault_proxy import Answered, Fault, FaultProxy
@@ -77,10 +77,10 @@ async def test_each_request_says_who_sent_it_and_has_an_id_of_its_own(
 
 
 async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_attempt_is_admitted() -> None:
-    heard: list[tuple[Kind, int]] = []
-    admitted: list[Kind] = []
+    heard: list[tuple[RequestKind, int]] = []
+    admitted: list[RequestKind] = []
 
-    async def admit(kind: Kind) -> None:
+    async def admit(kind: RequestKind) -> None:
         admitted.append(kind)
 
     async with FaultProxy("http://127.0.0.1:9") as proxy:
@@ -93,8 +93,8 @@ async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_atte
         ) as service:
             service.listen(lambda kind, status, _: heard.append((kind, status)), admit)
             await service.create_table("Users")
-    assert heard == [(Kind.TABLE, 503), (Kind.TABLE, 0), (Kind.TABLE, 204)]
-    assert admitted == [Kind.TABLE] * 3
+    assert heard == [(RequestKind.TABLE, 503), (RequestKind.TABLE, 0), (RequestKind.TABLE, 204)]
+    assert admitted == [RequestKind.TABLE] * 3
 
 
 async def test_trusted_certificates_that_cannot_be_read_fail_the_attempt_and_not_the_program() -> None:
