@@ -15,7 +15,7 @@ from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 from rekey.present.text import counted, wrapped
 from rekey.runner.erase import erasure
-from rekey.runner.erase.erasure import Asked, Done
+from rekey.runner.erase.erasure import Done, Request, Scope, Subjects
 from rekey.runner.refusals import refusal
 
 _CHOICE = "`--with-targets` erases them, too; `rekey lookup` shows their keys before"
@@ -57,20 +57,14 @@ def erase(
             raise refusal("erase-not-confirmed", script=declared.script_id, hint=_CHOICE)
 
     with open_session(shell, project) as session:
-        asked, done = erasure.erase(
-            session,
-            declared.script_id,
-            queries,
-            reason,
-            by="bulk" if named.bulk is not None else queries[0].by,
-            searched=not listed_only,
-            refuse=lambda keys: check_reason(reason, keys),
-            with_targets=with_targets,
-            tell=tell,
+        by = "bulk" if named.bulk is not None else queries[0].by
+        request = Request(queries, by, reason, Scope(not listed_only, with_targets))
+        subjects, done = erasure.erase(
+            session, declared.script_id, request, refuse=lambda keys: check_reason(reason, keys), tell=tell
         )
-    erased_before = [{"row_id": row_id, "erased_on": on} for row_id, on in sorted(asked.erased.items())]
-    document = {"script_id": declared.script_id, **done.as_json(), "unknown": len(asked.unknown)}
-    document |= {"erased_before": erased_before, "targets": dict(asked.targets)}
+    erased_before = [{"row_id": row_id, "erased_on": on} for row_id, on in sorted(subjects.erased.items())]
+    document = {"script_id": declared.script_id, **done.as_json(), "unknown": len(subjects.unknown)}
+    document |= {"erased_before": erased_before, "targets": dict(subjects.targets)}
     lines = []
     if done.rows:
         counts = [
@@ -86,15 +80,17 @@ def erase(
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
         lines += wrapped(f"by safe id: {shortened(sorted(done.rows))}", first="  ", rest="  ")
     stays = "; what it has in the targets cannot be found any more" if with_targets else ""
-    lines += [f"row {row_id} was erased on {on} before{stays}" for row_id, on in sorted(asked.erased.items())]
+    lines += [
+        f"row {row_id} was erased on {on} before{stays}" for row_id, on in sorted(subjects.erased.items())
+    ]
     text = "\n".join(lines)
-    if not (done.changed or done.targets_changed or asked.unknown or done.unreadable):
+    if not (done.changed or done.targets_changed or subjects.unknown or done.unreadable):
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
-    raise _incomplete(declared, asked, done)
+    raise _incomplete(declared, subjects, done)
 
 
-def _incomplete(declared: Declared, asked: Asked, done: Done) -> Findings:
+def _incomplete(declared: Declared, subjects: Subjects, done: Done) -> Findings:
     """Return the error for what was not erased; its hint is that of the first problem."""
     findings, hints = [], []
     if done.changed:
@@ -116,8 +112,8 @@ def _incomplete(declared: Declared, asked: Asked, done: Done) -> Findings:
     if done.unreadable:
         findings.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
         hints.append("`rekey runbook wrapping-key` says what that means")
-    if asked.unknown:
-        findings.append(f"{declared.script_id} has no such row ({shortened(asked.unknown)})")
+    if subjects.unknown:
+        findings.append(f"{declared.script_id} has no such row ({shortened(subjects.unknown)})")
         hints.append("check the key character by character")
     kept = "everything as it was; that it was asked for is on record"
     if done.targets_changed:

@@ -86,6 +86,8 @@ def verify(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
     keys: Keys | None = {} if show_keys else None
+    drawn_by = secrets.randbits(32) if seed is None else seed
+    draw = commands.Draw(rows or SAMPLE_ROWS, drawn_by, always=seed is not None)
     with open_session(
         shell, project, Options(executor=executor or "", reason=(reason or "") if repair else "")
     ) as session:
@@ -94,10 +96,8 @@ def verify(
             declared.script_id,
             mode=commands.Mode(mode),
             repair=repair,
-            rows=rows or SAMPLE_ROWS,
-            seed=secrets.randbits(32) if seed is None else seed,
+            draw=draw,
             keys=keys,
-            always=seed is not None,
         )
         document = {"script_id": declared.script_id, **report.as_json()}
         text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"

@@ -68,6 +68,17 @@ class Mode(StrEnum):
     FULL = "full"
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a sample draws."""
+
+    # How many rows in each direction, and the seed of the random choice.
+    rows: int = 3000
+    seed: int = 0
+    # Sample even where that takes more requests than a full verification.
+    always: bool = False
+
+
 def apply(session: Session, script_id: str, *, to: Phase | None = None, check_rows: bool = True) -> Applied:
     """Carry out a migration's phases up to the next gate, or through gates up to `to`.
 
@@ -350,10 +361,8 @@ def verify(
     *,
     mode: Mode,
     repair: bool = False,
-    rows: int = 3000,
-    seed: int = 0,
+    draw: Draw = Draw(),
     keys: Keys | None = None,
-    always: bool = False,
 ) -> Report:
     """Compare source and targets.
 
@@ -362,10 +371,8 @@ def verify(
         script_id: the migration.
         mode: a sample that would take more requests than a full verification is replaced by one.
         repair: fix what a full verification finds; other modes ignore it.
-        rows: how many rows a sample draws in each direction.
-        seed: the seed of the sample's random choice.
+        draw: what a sample draws.
         keys: takes the keys of rows that the report names.
-        always: sample even where that takes more requests.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -390,13 +397,14 @@ def verify(
                 if mode is Mode.COUNT:
                     compare = count(ctx)
                 else:
-                    compare = sample(ctx, rows, seed, session.progress.note, always=always)
+                    compare = sample(ctx, draw.rows, draw.seed, session.progress.note, always=draw.always)
                 report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
             if report is not None:
                 session.state.audit("verification", script_id, report.as_json())
                 return report
-            more = f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification"
-            session.progress.note(f"{more}, which proves more: a full one is made")
+            drawn = f"a sample of {counted(draw.rows, 'row')}"
+            text = f"{drawn} would ask for more requests than a full verification, which proves more"
+            session.progress.note(f"{text}: a full one is made")
         return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
         session.add_on_top(script_id, OnTop.REPEATS)

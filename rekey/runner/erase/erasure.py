@@ -40,23 +40,42 @@ from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be erased."""
+class Scope:
+    """How much of a subject is erased. `asdict` is what the audit log records."""
+
+    # Also search for reverse rows (`with_targets`: and index rows) that no forward row lists.
+    searched: bool = True
+    # Erase its target rows, too.
+    with_targets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to erase subjects."""
+
+    # They name the subjects.
+    queries: Sequence[Query] = field(repr=False)
+    # How the queries name them, and why they are erased; recorded.
+    by: str
+    reason: str
+    scope: Scope = Scope()
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The rows that queries name."""
 
     # Source keys to erase, by safe id.
-    subjects: dict[str, EntityKey] = field(repr=False)
+    known: dict[str, EntityKey] = field(repr=False)
     # The day on which a row was erased before, by safe id.
     erased: dict[str, str]
     # Safe ids of rows that the mapping does not know.
     unknown: tuple[str, ...]
     # All keys of the subjects and all keys asked for: the recorded reason must hold none.
     keys: tuple[EntityKey, ...] = field(repr=False)
-    # Target rows of the subjects, as read; `targets` counts them by table.
-    standing: Standing = field(default_factory=dict, repr=False)
+    # Their target rows, as read; `targets` counts them by table.
+    target_rows: Standing = field(default_factory=dict, repr=False)
     targets: Mapping[str, int] = field(default_factory=dict)
-    # As of `erase`.
-    searched: bool = False
-    with_targets: bool = False
 
 
 @dataclass(slots=True)
@@ -116,27 +135,19 @@ async def require_complete(run: Run) -> ControlRow:
 def erase(
     session: Session,
     script_id: str,
-    queries: Sequence[Query],
-    reason: str,
+    request: Request,
     *,
-    by: str,
-    searched: bool,
     refuse: Callable[[Sequence[EntityKey]], None],
-    with_targets: bool = False,
     tell: Callable[[Mapping[str, int]], None] = lambda _targets: None,
-) -> tuple[Asked, Done]:
-    """Erase what a completed migration knows of some subjects, and their source rows; return what was to be
-    erased and what was.
+) -> tuple[Subjects, Done]:
+    """Erase what a completed migration knows of some subjects, and their source rows; return the subjects and
+    what was erased.
 
     Args:
         session: the open session.
         script_id: the migration.
-        queries: name the subjects.
-        reason: why they are erased; recorded.
-        by: how the queries name them; recorded.
-        searched: also search for reverse rows (`with_targets`: and index rows) that no forward row lists.
+        request: what to erase.
         refuse: raises when the reason holds one of the given keys; called before anything is recorded.
-        with_targets: erase their target rows, too.
         tell: called before anything is recorded or deleted, with the number of target rows by table, which
             nobody can look up afterwards; may raise to stop.
 
@@ -146,54 +157,53 @@ def erase(
     """
     run = session.resume(script_id)
 
-    async def ask(queries: Sequence[Query], *, searched: bool, with_targets: bool) -> Asked:
-        asked = await find(run, queries)
-        there = await usable(session, run, to_write=with_targets)
-        standing = await find_rows(run, asked.subjects, there, searched=searched and with_targets)
-        targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
-        with_rows = replace(asked, standing=standing, targets=dict(sorted(targets.items())))
-        return replace(with_rows, searched=searched, with_targets=with_targets)
+    async def find_all(queries: Sequence[Query], scope: Scope) -> Subjects:
+        subjects = await find(run, queries)
+        tables = await usable(session, run, to_write=scope.with_targets)
+        searched = scope.searched and scope.with_targets
+        target_rows = await find_rows(run, subjects.known, tables, searched=searched)
+        targets = sum((counts_of(run, rows) for rows in target_rows.values()), Counter[str]())
+        return replace(subjects, target_rows=target_rows, targets=dict(sorted(targets.items())))
 
-    async def work() -> tuple[Asked, Done]:
+    async def work() -> tuple[Subjects, Done]:
         now = await require_complete(run)
         # Recorded erasures that were cut off are finished first, by safe id.
         for event in erasures(run.state.audit_events(script_id)).open:
-            details = event.details
-            if details["kind"] == SUBJECTS:
-                how = {"searched": details["searched"], "with_targets": details.get("with_targets", False)}
-                again = await ask([Query(safe_id=row_id) for row_id in details["rows"]], **how)
-                await _carry_out(run, now, again, event.seq)
+            recorded = event.details
+            if recorded["kind"] == SUBJECTS:
+                scope = Scope(recorded["searched"], recorded.get("with_targets", False))
+                again = await find_all([Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
+                await _carry_out(run, now, again, scope, event.seq)
                 note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
                 run.progress.note(note, "erasure-finished")
-        asked = await ask(queries, searched=searched, with_targets=with_targets)
-        refuse(asked.keys)
-        tell(asked.targets)
+        subjects = await find_all(request.queries, request.scope)
+        refuse(subjects.keys)
+        tell(subjects.targets)
         # Source rows by safe id and none of their target rows: the record must not link again what is erased.
         details = {
             "kind": SUBJECTS,
-            "by": by,
-            "rows": sorted(asked.subjects),
-            "erased_before": sorted(asked.erased),
-            "unknown": sorted(asked.unknown),
-            "searched": searched,
-            "with_targets": with_targets,
-            "targets": dict(asked.targets),
-            "reason": reason,
+            "by": request.by,
+            "rows": sorted(subjects.known),
+            "erased_before": sorted(subjects.erased),
+            "unknown": sorted(subjects.unknown),
+            **asdict(request.scope),
+            "targets": dict(subjects.targets),
+            "reason": request.reason,
         }
         begun = run.state.audit(ERASURE_BEGUN, script_id, details)
-        return asked, await _carry_out(run, now, asked, begun.seq)
+        return subjects, await _carry_out(run, now, subjects, request.scope, begun.seq)
 
-    asked, done = session.do(work())
+    erased = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
-    return asked, done
+    return erased
 
 
-async def find(run: Run, queries: Sequence[Query]) -> Asked:
+async def find(run: Run, queries: Sequence[Query]) -> Subjects:
     """Return the subjects that queries name. Raises SealedUnreadable for a mapping row it cannot open."""
     store = run.mapping
     lookup = Lookup(store, run.tables)
     expired = await store.expired_on()
-    subjects: dict[str, EntityKey] = {}
+    known: dict[str, EntityKey] = {}
     before: dict[str, str] = {}
     unknown: list[str] = []
     keys: list[EntityKey] = []
@@ -212,21 +222,21 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
             sources.add(query.old)  # no mapping row names it any more, but its source row may still exist
         if not sources and not on:
             unknown += matches.row_ids
-        subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
+        known.update((run.ids.short(run.source.name, key), key) for key in sources)
         keys += [key for key in (query.old, query.new) if key is not None]
-    for key in subjects.values():
+    for key in known.values():
         keys += [key, *(target.key for target in await listed_targets(run, key))]
-    return Asked(subjects, before, tuple(unknown), tuple(keys))
+    return Subjects(known, before, tuple(unknown), tuple(keys))
 
 
-async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Done:
+async def _carry_out(run: Run, now: ControlRow, subjects: Subjects, scope: Scope, begun: int) -> Done:
     """Erase the subjects, then record the end of the erasure that event number `begun` began."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
     copies: list[tuple[Kept, Removed]] = []
-    if asked.searched and asked.subjects:
-        unlisted = await _search(run, frozenset(asked.subjects.values()), done)
+    if scope.searched and subjects.known:
+        unlisted = await _search(run, frozenset(subjects.known.values()), done)
         copies = await _removed_rows(removed, done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
@@ -245,8 +255,8 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
             return
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
-        if asked.with_targets:
-            deleted, all_gone = await delete_rows(run, asked.standing[row_id])
+        if scope.with_targets:
+            deleted, all_gone = await delete_rows(run, subjects.target_rows[row_id])
             done.target_rows += deleted
             if not all_gone:
                 done.targets_changed.append(row_id)
@@ -266,14 +276,14 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
                 buried = await _bury(run, at, source, done.on)
             except errors.SealedUnreadable:
                 buried = False
-                done.unreadable += not asked.searched  # the search has counted it
+                done.unreadable += not scope.searched  # the search has counted it
             done.reverse_rows += buried
         # Last: it lists the reverse rows, so after a kill the next erasure still finds the rest.
         buried = await _bury(run, rows.forward_key(source), source, done.on)
         done.forward_rows += buried
         done.rows.append(row_id)
 
-    await for_each(asked.subjects.items(), erase_one, limit=run.config.limits.concurrency)
+    await for_each(subjects.known.items(), erase_one, limit=run.config.limits.concurrency)
     run.state.audit(ERASURE_ENDED, run.script_id, {"kind": SUBJECTS, "begun": begun, **done.as_json()})
     return done
 

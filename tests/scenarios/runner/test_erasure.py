@@ -480,16 +480,14 @@ def test_a_client_after_complete_writes_the_target_alone_and_a_tombstone_stays(t
 
 def erase_in(made: object, row: Row) -> None:
     from rekey.mapping.lookup import Query
+    from rekey.runner.erase.erasure import Request
     from rekey.runner.erase.erasure import erase as run_erase
 
     with made.session() as session:  # type: ignore[attr-defined]
         run_erase(
             session,
             made.script_id,  # type: ignore[attr-defined]
-            [Query(old=key_of(row))],
-            "ticket",
-            by="old",
-            searched=True,
+            Request([Query(old=key_of(row))], "old", "ticket"),
             refuse=lambda _keys: None,
         )
 

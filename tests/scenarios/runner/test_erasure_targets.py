@@ -16,7 +16,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import View
-from rekey.runner.erase.erasure import Done, erase
+from rekey.runner.erase.erasure import Done, Request, Scope, erase
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -269,16 +269,8 @@ def test_a_target_that_another_migration_has_retired_is_nobodys(posts: Commands)
 
 def erase_with_targets(made: Company, row: Row) -> Done:
     with made.session() as session:
-        return erase(
-            session,
-            made.script_id,
-            [Query(old=key_of(row))],
-            "ticket",
-            by="old",
-            searched=True,
-            refuse=lambda _keys: None,
-            with_targets=True,
-        )[1]
+        request = Request([Query(old=key_of(row))], "old", "ticket", Scope(with_targets=True))
+        return erase(session, made.script_id, request, refuse=lambda _keys: None)[1]
 
 
 def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None:
