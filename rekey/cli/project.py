@@ -260,5 +260,4 @@ def status_of(session: Session, declared: Declared) -> Status:
     """Return the status of a migration as it will be when an open session has ended."""
     from rekey.runner.status import read_status
 
-    parts = session.config, session.scripts, declared, session.state, session.accounts, session.clock
-    return session.do(read_status(*parts, at_end=True))
+    return session.do(read_status(session.sources, declared, at_end=True))

@@ -20,6 +20,7 @@ from rekey.present.text import labelled, moment
 from rekey.runner import steering
 from rekey.runner.status import read_status
 from rekey.state.store import State
+from rekey.status.facts import Sources
 from rekey.status.groups import Group, groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import document as progress_document
@@ -114,7 +115,7 @@ class Seen:
     @property
     def code(self) -> ExitCode:
         """How a command that shows this ends."""
-        unreachable = any(status.facts.unreachable for status in self.statuses)
+        unreachable = any(status.facts.store.unreachable for status in self.statuses)
         return ExitCode.SERVICE if unreachable else ExitCode.DONE
 
     @property
@@ -129,8 +130,8 @@ async def read_statuses(
 ) -> Seen:
     """Read migrations once; a service that cannot be asked is part of the statuses. Raises StateUnusable."""
     with State.open(project.config.state, read_only=True) as state:
-        config, scripts = project.config, project.scripts
-        statuses = [await read_status(config, scripts, script, state, accounts, clock) for script in chosen]
+        sources = Sources(project.config, project.scripts, state, accounts, clock)
+        statuses = [await read_status(sources, script) for script in chosen]
     setting = steering.read(project.config.state) or steering.Steering()
     groups = groups_of(statuses, project.scripts.values())
     return Seen(statuses, setting, [record.script_id for record in project.lost], clock.ticks(), groups)

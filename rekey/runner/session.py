@@ -58,7 +58,7 @@ from rekey.state.ledger import Ledger
 from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
 from rekey.state.store import State
 from rekey.status import pulse
-from rekey.status.facts import begun_as
+from rekey.status.facts import Sources, begun_as
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
@@ -129,6 +129,11 @@ class Session:
     def __exit__(self, *error: Any) -> None:
         self._opened.__exit__(*error)
 
+    @property
+    def sources(self) -> Sources:
+        """Where the status of its migrations is read."""
+        return Sources(self.config, self.scripts, self.state, self.accounts, self.clock)
+
     def sent(self) -> dict[str, int]:
         """Return the requests sent since `count_anew`, by kind."""
         return since(self.accounts.sent, self._counted)
@@ -190,8 +195,7 @@ class Session:
         happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.clock.ticks())}
         try:
             with on_top(OnTop.REPEATS):
-                parts = self.config, self.scripts, self.scripts[script_id], self.state, self.accounts
-                status = await read_status(*parts, self.clock)
+                status = await read_status(self.sources, self.scripts[script_id])
             document = {**progress_document(self.config, status, self.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
         except RekeyError as error:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import exclude, json_field
@@ -23,7 +23,7 @@ from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import IntentAge, Journal
 from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key
 from rekey.protocol.lease import is_over as lease_is_over
-from rekey.protocol.opening import name_taken
+from rekey.protocol.opening import Prepared, is_ours, name_taken, open_migration, secrets_refused
 from rekey.protocol.registry import (
     ClientRow,
     Registry,
@@ -139,30 +139,32 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """All facts of one migration."""
+class StateFacts:
+    """What the state file says of one migration."""
 
-    # The script as it is now.
-    declared: Declared
-    # The ledger's phases, in order; `phases` are those that count.
-    applied: tuple[Phase, ...]
-    # None: there is none, or it could not be read.
-    control: ControlRow | None
-    # None: it is free.
-    lease: Lease | None
+    # The ledger's phases, in order; `Facts.phases` are those that count.
+    applied: tuple[Phase, ...] = ()
     # Oldest first.
-    runs: tuple[PhaseRun, ...]
+    runs: tuple[PhaseRun, ...] = ()
     # Of the backfill.
-    segments: tuple[Segment, ...]
-    facts: Mapping[str, str]
+    segments: tuple[Segment, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
     # The last full one.
-    verification: Verification | None
-    gates: Gates
-    # Ticks of the service's clock; of this machine's when the service could not be asked.
-    now: int
+    verification: Verification | None = None
     waits_for: tuple[Wait, ...] = ()
     # The id under which it has begun, if this script has not (`begun_as`).
     begun_as: str = ""
+    events: tuple[AuditEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What the restricted store says of one migration."""
+
+    # None: there is none, or it could not be read.
+    control: ControlRow | None = None
+    # None: it is free.
+    lease: Lease | None = None
     # Why commands that map rows refuse it, for its secrets or its wrapping key.
     refused: RekeyError | None = None
     # Why the service could not be asked.
@@ -179,7 +181,19 @@ class Facts:
     intents: Intents | None = None
     # Of the mapping, once the migration is complete.
     cohorts: tuple[Cohort, ...] = ()
-    events: tuple[AuditEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All facts of one migration."""
+
+    # The script as it is now.
+    declared: Declared
+    gates: Gates
+    # Ticks of the service's clock; of this machine's when the service could not be asked.
+    now: int
+    state: StateFacts = StateFacts()
+    store: StoreFacts = StoreFacts()
     # The operator has paused all copying with this state file.
     paused: bool = False
     # What the runner on this machine is doing.
@@ -194,9 +208,9 @@ class Facts:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases that count as applied: the ledger's, aligned with the control row except in a freeze."""
-        if self.control is None or self.control.phase is ControlPhase.FREEZE:
-            return self.applied
-        return aligned(self.control.phase, self.applied)
+        if self.store.control is None or self.store.control.phase is ControlPhase.FREEZE:
+            return self.state.applied
+        return aligned(self.store.control.phase, self.state.applied)
 
     @property
     def last_done(self) -> str:
@@ -210,12 +224,16 @@ class Facts:
     @property
     def at_work(self) -> bool:
         """Whether a runner works on the migration; by its pulse where the lease could not be read."""
-        return self.pulse is not None if self.unreachable else self.lease is not None and self.lease.live
+        return (
+            self.pulse is not None
+            if self.store.unreachable
+            else self.store.lease is not None and self.store.lease.live
+        )
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:
         """Clients whose requests may still take effect. One that was killed leaves its row."""
-        return tuple(row for row in self.clients if not is_over(row, self.now))
+        return tuple(row for row in self.store.clients if not is_over(row, self.now))
 
     @property
     def clients_behind(self) -> tuple[ClientRow, ...]:
@@ -225,12 +243,12 @@ class Facts:
     @property
     def settlers(self) -> tuple[ClientRow, ...]:
         """The clients that settle what others abandoned, in the order in which they begin."""
-        return tuple(settlers(self.clients, self.now)) if self.clients_settle else ()
+        return tuple(settlers(self.store.clients, self.now)) if self.clients_settle else ()
 
     @property
     def clients_settle(self) -> bool:
         """Whether live clients settle what dead ones left."""
-        phase = None if self.control is None else self.control.phase
+        phase = None if self.store.control is None else self.store.control.phase
         return is_settled_by_clients(phase, reverse=self.declared.migration.reverse)
 
     @property
@@ -240,7 +258,7 @@ class Facts:
 
     def is_current(self, row: ClientRow) -> bool:
         """Tell whether a client has acknowledged the control row's epoch; True without a control row."""
-        control = self.control
+        control = self.store.control
         return control is None or is_current(row, control.run_id, control.epoch)
 
     @property
@@ -256,7 +274,7 @@ class Facts:
     def retention_ends_at(self) -> int | None:
         """When the retention period ends, in ticks; None unless the control phase is `complete`, and before
         the handover while clients maintain index tables."""
-        control = self.control
+        control = self.store.control
         if control is None or control.phase is not ControlPhase.COMPLETE:
             return None
         if control.ended_at is None:
@@ -266,14 +284,14 @@ class Facts:
     @property
     def indexes_verified(self) -> tuple[str, int] | None:
         """When index rows were last compared after the handover, and how many differed; None: never."""
-        text = self.facts.get(INDEXES_VERIFIED)
+        text = self.state.facts.get(INDEXES_VERIFIED)
         verified = None if text is None else json.loads(text)
         return None if verified is None else (str(verified["at"]), int(verified["divergences"]))
 
     @property
     def indexes(self) -> Indexes | None:
         """The index tables, and who maintains them; None where there are none, or nothing was written yet."""
-        control, tables = self.control, self.declared.migration.index_labels
+        control, tables = self.store.control, self.declared.migration.index_labels
         if control is None or not tables:
             return None
         phase = control.phase
@@ -287,17 +305,17 @@ class Facts:
     @property
     def due(self) -> tuple[Cohort, ...]:
         """Cohorts whose retention is over and that are not erased yet."""
-        return tuple(cohort for cohort in self.cohorts if cohort.is_due(self.now))
+        return tuple(cohort for cohort in self.store.cohorts if cohort.is_due(self.now))
 
     @property
     def proved(self) -> bool:
         """Whether the evidence that `retire` asks for was exported and verified."""
-        return is_proved(self.events)
+        return is_proved(self.state.events)
 
     @property
     def erasing(self) -> tuple[AuditEvent, ...]:
         """The events of erasures that were begun and not ended."""
-        return erasures(self.events).open
+        return erasures(self.state.events).open
 
     def since(self, moment: str) -> float:
         """Return the seconds since a time of the service's clock, at least 0."""
@@ -404,109 +422,105 @@ def is_proved(events: Iterable[AuditEvent]) -> bool:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the facts of migrations are read."""
+
+    config: Config
+    # All scripts, by id.
+    scripts: Mapping[str, Declared]
+    # Open for reading at least.
+    state: State
+    accounts: Accounts
+    # This machine's clock, used when the service cannot be asked.
+    clock: Clock
+
+
 async def read_facts(
-    declared: Declared,
-    scripts: Mapping[str, Declared],
-    config: Config,
-    state: State,
-    accounts: Accounts,
-    clock: Clock,
-    refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
-    ours: Callable[[ControlRow], bool] = lambda _row: True,
-    *,
-    paused: bool = False,
-    at_end: bool = False,
+    sources: Sources, declared: Declared, *, paused: bool = False, at_end: bool = False
 ) -> Facts:
     """Collect the facts of one migration.
 
     Args:
+        sources: where they are read.
         declared: the migration.
-        scripts: all scripts, by id.
-        config: the configuration.
-        state: the state file, open for reading at least.
-        accounts: the accounts of the tables and of the restricted store.
-        clock: this machine's clock, used when the service cannot be asked.
-        refused: returns why commands that map rows refuse the migration with this control row; None: not
-            asked.
-        ours: tells whether a control row is of this project (`is_ours`).
         paused: see `Facts`.
         at_end: the runner of this process is about to end, and does not count.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
     """
-    script_id, control, lease, restricted = declared.script_id, None, None, accounts.restricted
-    clients: list[ClientRow] = []
-    ended: Mapping[str, int] = {}
-    intents: Intents | None = None
-    cohorts: tuple[Cohort, ...] = ()
-    now, unreachable = clock.ticks(), ""
-    refusal: RekeyError | None = None
-    taken = ""
-    missing: tuple[str, ...] = ()
-    try:
-        control = await ControlStore(restricted, script_id, declared.migration.group).read()
-        server_time = await restricted.server_time()
-        now = ticks_of(server_time)
-        if control is not None and not ours(control):
-            # So are its clients, journal and runner.
-            taken, control = name_taken(script_id, control), None
-        if not taken:
-            lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
-        if control is not None:
-            try:
-                missing = await _missing(declared, scripts, control.phase, accounts)
-            except ServiceError as error:
-                unreachable = f"whether its tables exist could not be asked: {error.what}"
-        if declared.migration.capture == "dual-write" and not taken:
-            registry = Registry(restricted, script_id)
-            clients, ended = await registry.list(), await registry.ended()
-            intents = await _intents(restricted, script_id, clients, now)
-        sealed = declared.migration.is_sealed
-        ended_at = None if control is None else control.ended_at
-        keep_s = config.gates.mapping_retention_s
-        has_mapping = MAPPING_TABLE not in missing and not taken
-        if has_mapping:
-            cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
-        if (
-            has_mapping
-            and refused is not None
-            and (control is None or control.phase is not ControlPhase.RETIRED)
-        ):
-            refusal = await refused(control)
-    except ServiceError as error:
-        # A fact, not an error: the state file is read in any case.
-        unreachable = f"the restricted store could not be asked: {error.what}"
-    ids = state.ledger_ids()
-    pulse = None if at_end or has_ended(config.state) else read_pulse(config.state, clock.ticks())
-    window = config.follow.window
-    is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
+    config, script_id = sources.config, declared.script_id
+    now, store = await _read_store(sources, declared, at_end=at_end)
+    pulse = None if at_end or has_ended(config.state) else read_pulse(config.state, sources.clock.ticks())
+    if pulse is not None and (pulse.script_id != script_id or (store.lease and not store.lease.live)):
+        pulse = None
     return Facts(
         declared=declared,
+        gates=config.gates,
+        now=now,
+        state=_read_state(sources, declared),
+        store=store,
+        paused=paused,
+        pulse=pulse,
+        window=None if config.follow.window is None else config.follow.window.next(now),
+    )
+
+
+def _read_state(sources: Sources, declared: Declared) -> StateFacts:
+    state, script_id = sources.state, declared.script_id
+    ids = state.ledger_ids()
+    return StateFacts(
         applied=tuple(applied_phases(ids, script_id)),
-        control=control,
-        lease=lease,
         runs=tuple(state.phase_runs(script_id)),
         segments=tuple(state.segments(script_id, BACKFILL, keys=False)),
         facts=state.facts(script_id),
         verification=state.latest_verification(script_id, mode="full"),
-        gates=config.gates,
-        now=now,
-        waits_for=waits(declared, scripts, ids),
-        begun_as=begun_as(declared, scripts, state.migrations()),
-        refused=refusal,
-        unreachable=unreachable,
-        taken=taken,
-        missing=missing,
-        clients=tuple(clients),
-        ended=ended,
-        intents=intents,
+        waits_for=waits(declared, sources.scripts, ids),
+        begun_as=begun_as(declared, sources.scripts, state.migrations()),
         events=tuple(state.audit_events(script_id)),
-        cohorts=cohorts,
-        paused=paused,
-        pulse=pulse if is_ours else None,
-        window=None if window is None else window.next(now),
     )
+
+
+async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> tuple[int, StoreFacts]:
+    """Return the time in ticks, by the service's clock if it answers, and what the restricted store says."""
+    migration, script_id = declared.migration, declared.script_id
+    restricted, store = sources.accounts.restricted, StoreFacts()
+    prepared, record = Prepared.of(sources.config, declared), sources.state.migration(script_id)
+    now = sources.clock.ticks()
+    try:
+        control = await ControlStore(restricted, script_id, migration.group).read()
+        server_time = await restricted.server_time()
+        now = ticks_of(server_time)
+        if control is not None and not is_ours(prepared, control, record.run_id if record else None):
+            # So are its clients, journal and runner.
+            return now, replace(store, taken=name_taken(script_id, control))
+        lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
+        store = replace(store, control=control, lease=lease)
+        if control is not None:
+            try:
+                missing = await _missing(declared, sources.scripts, control.phase, sources.accounts)
+                store = replace(store, missing=missing)
+            except ServiceError as error:
+                unreachable = f"whether its tables exist could not be asked: {error.what}"
+                store = replace(store, unreachable=unreachable)
+        if migration.capture == "dual-write":
+            registry = Registry(restricted, script_id)
+            clients, ended = await registry.list(), await registry.ended()
+            store = replace(store, clients=tuple(clients), ended=ended)
+            store = replace(store, intents=await _intents(restricted, script_id, clients, now))
+        if MAPPING_TABLE not in store.missing:
+            ended_at = None if control is None else control.ended_at
+            sealed, keep_s = migration.is_sealed, sources.config.gates.mapping_retention_s
+            cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+            store = replace(store, cohorts=cohorts)
+            if control is None or control.phase is not ControlPhase.RETIRED:
+                refused = await secrets_refused(open_migration(prepared, sources.accounts), control)
+                store = replace(store, refused=refused)
+    except ServiceError as error:
+        # A fact, not an error: the state file is read in any case.
+        store = replace(store, unreachable=f"the restricted store could not be asked: {error.what}")
+    return now, store
 
 
 def stands_on(

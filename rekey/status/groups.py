@@ -64,7 +64,7 @@ def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[G
 
 def _judged(name: str, statuses: Sequence[Status]) -> Group:
     worst = min(statuses, key=lambda status: (status.verdict.safe, len(status.facts.phases)))
-    safe, control = worst.verdict.safe, worst.facts.control
+    safe, control = worst.verdict.safe, worst.facts.store.control
     sentence = _SIDES[None if control is None else control.phase]
     stages = Counter(status.facts.last_done for status in statuses)
     return Group(

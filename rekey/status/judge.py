@@ -147,7 +147,7 @@ class Status:
         return {"command": f"rekey {command}" if command else "", "remark": self.verdict.remark}
 
     def as_json(self) -> dict[str, Any]:
-        facts, control, last = self.facts, self.facts.control, self.facts.verification
+        facts, control, last = self.facts, self.facts.store.control, self.facts.state.verification
         return {
             "script_id": facts.script_id,
             "source": facts.source,
@@ -159,7 +159,7 @@ class Status:
             "divergences": None if last is None else last.divergences,
             "phases": plain(facts.phases),
             "control": None if control is None else {"phase": str(control.phase), "epoch": control.epoch},
-            "runner": plain(facts.lease),
+            "runner": plain(facts.store.lease),
             "backfill": plain(self.backfill),
             "verification": None
             if last is None
@@ -173,8 +173,8 @@ class Status:
             },
             "clients": plain(self.clients),
             "counted": dict(self.counted),
-            "journal": plain(facts.intents),
-            "watermark": facts.facts.get(WATERMARK),
+            "journal": plain(facts.store.intents),
+            "watermark": facts.state.facts.get(WATERMARK),
             "lag_s": self.lag_s,
             "retention_ends_at": self.retention_ends_at,
             "indexes": plain(self.facts.indexes),
@@ -185,13 +185,13 @@ class Status:
                     "over": cohort.is_due(facts.now),
                     "erased_on": cohort.erased_on,
                 }
-                for cohort in facts.cohorts
+                for cohort in facts.store.cohorts
             ],
             "requests": plain(self.spent),
-            "waits_for": plain(facts.waits_for),
-            "refused": facts.refused.what if facts.refused else "",
-            "unreachable": facts.unreachable,
-            "missing": list(facts.missing),
+            "waits_for": plain(facts.state.waits_for),
+            "refused": facts.store.refused.what if facts.store.refused else "",
+            "unreachable": facts.store.unreachable,
+            "missing": list(facts.store.missing),
             "safe": self.verdict.safe,
             "sentence": self.verdict.sentence,
             "next": self.next,
@@ -200,13 +200,13 @@ class Status:
 
 def judge(facts: Facts) -> Status:
     """Return the status of a migration, for people and as JSON; it holds no key."""
-    last, retention = facts.verification, facts.retention_ends_at
+    last, retention = facts.state.verification, facts.retention_ends_at
     max_age_s = facts.gates.verification_max_age_s
     closed = verification_problem(
-        last, facts.facts, now=facts.now, max_age_s=max_age_s, control=facts.control
+        last, facts.state.facts, now=facts.now, max_age_s=max_age_s, control=facts.store.control
     )
-    counted = Counter[str](facts.ended)
-    for row in facts.clients:
+    counted = Counter[str](facts.store.ended)
+    for row in facts.store.clients:
         counted.update(row.counters)
     return Status(
         facts=facts,
@@ -219,7 +219,7 @@ def judge(facts: Facts) -> Status:
         retention_ends_at=None if retention is None else format_ticks(retention),
         clients=tuple(
             Client(row, facts.is_current(row), standing(row, facts.now), format_ticks(over_at(row)))
-            for row in facts.clients
+            for row in facts.store.clients
         ),
         counted=dict(sorted(counted.items())),
         spent=_spent(facts),
@@ -233,7 +233,7 @@ def judge(facts: Facts) -> Status:
 def _stage(facts: Facts) -> str:
     """Return the last phase that is done and, if the last run is of another phase, how that run went."""
     stage, shown = facts.last_done, facts.declared.migration.shown
-    last = facts.runs[-1] if facts.runs else None
+    last = facts.state.runs[-1] if facts.state.runs else None
     if last is None or last.outcome == "done" or last.phase in facts.phases:
         return stage
     if last.finished_at is None:
@@ -244,31 +244,31 @@ def _stage(facts: Facts) -> str:
 
 def _lag(facts: Facts) -> float | None:
     """Return by how many seconds replicas are behind at most; None where none follow or it is not known."""
-    phase = None if facts.control is None else facts.control.phase
+    phase = None if facts.store.control is None else facts.store.control.phase
     if facts.is_delta:
-        watermark = facts.facts.get(WATERMARK)
+        watermark = facts.state.facts.get(WATERMARK)
         following = phase in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
         return facts.since(watermark) if watermark and following else None
-    if facts.intents is None or facts.control is None or not facts.control.is_followed:
+    if facts.store.intents is None or facts.store.control is None or not facts.store.control.is_followed:
         return None
-    oldest = facts.intents.oldest_at
+    oldest = facts.store.intents.oldest_at
     return 0.0 if oldest is None else facts.since(format_ticks(oldest))
 
 
 def _backfill(facts: Facts) -> Backfill | None:
-    if not facts.segments:
+    if not facts.state.segments:
         return None
-    rows = sum(segment.rows for segment in facts.segments)
-    done = sum(segment.done for segment in facts.segments)
-    fact = facts.facts.get(ESTIMATED_ROWS)
+    rows = sum(segment.rows for segment in facts.state.segments)
+    done = sum(segment.done for segment in facts.state.segments)
+    fact = facts.state.facts.get(ESTIMATED_ROWS)
     estimated = int(fact) if fact else None
     rate, left = _rate(facts, rows), None
-    if rate and estimated is not None and done < len(facts.segments):
+    if rate and estimated is not None and done < len(facts.state.segments):
         left = max(0, estimated - rows) / rate
     work = None if facts.pulse is None else facts.pulse.work
     if work is not None and work.label == BACKFILL and work.eta is not None:
         left = work.eta.seconds  # which accounts for slower partitions
-    return Backfill(rows, estimated, done, len(facts.segments), rate, left)
+    return Backfill(rows, estimated, done, len(facts.state.segments), rate, left)
 
 
 def _rate(facts: Facts, rows: int) -> float | None:
@@ -279,7 +279,7 @@ def _rate(facts: Facts, rows: int) -> float | None:
             continue
         if run.finished_at is not None:
             seconds += (ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND
-        elif facts.at_work and run is facts.runs[-1]:
+        elif facts.at_work and run is facts.state.runs[-1]:
             seconds += facts.since(run.started_at)
         else:
             return None
@@ -288,19 +288,19 @@ def _rate(facts: Facts, rows: int) -> float | None:
 
 def _this_life(facts: Facts) -> list[PhaseRun]:
     """Return the runs of phases since `prepare` was last taken back, oldest first."""
-    undone = (event for event in facts.events if event.event == "phase-undo")
+    undone = (event for event in facts.state.events if event.event == "phase-undo")
     began = max(
         (audit_event.at for audit_event in undone if audit_event.details["phase"] == Phase.PREPARE),
         default="",
     )
-    return [run for run in facts.runs if run.started_at >= began]
+    return [run for run in facts.state.runs if run.started_at >= began]
 
 
 def _spent(facts: Facts) -> Spent | None:
     """Return requests sent and estimated; None: no plan was stored, or by a version that counted
     otherwise."""
     try:
-        plan = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]
+        plan = json.loads(facts.state.facts.get(PLAN_FACT, ""))["plan"]
         estimate: dict[str, Any] = plan["migrations"][0]["estimate"]
         known = all("what" in request for request in estimate["requests"])
     except (ValueError, KeyError, IndexError, TypeError):
@@ -316,7 +316,7 @@ def _spent(facts: Facts) -> Spent | None:
     entered: dict[str, list[PhaseRun]] = {}
     for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
-    phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
+    phases, on_top = [], Counter[str](json.loads(facts.state.facts.get(ON_TOP, "{}")))
     for phase in (phase for phase in ORDER if phase in entered):
         planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
         # Runs that were cut off count: their requests were sent. What a killed run sent after its last
@@ -363,7 +363,7 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     if doubtful is not None:
         return doubtful
     verdict = _undoubted(facts, closed)
-    if facts.control is not None and facts.control.phase is ControlPhase.RETIRED:
+    if facts.store.control is not None and facts.store.control.phase is ControlPhase.RETIRED:
         return verdict
     if facts.declared.is_kept:
         path = facts.declared.path
@@ -372,53 +372,57 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
             return _make_verdict("script-broken", facts, safe=verdict.safe, **values)
         values = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
         return _make_verdict("script-gone", facts, safe=verdict.safe, **values)
-    if facts.refused:
-        values = {"found": verdict.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
-        return _make_verdict("secrets-refused", facts, safe=facts.control is None, **values)
+    if facts.store.refused:
+        values = {
+            "found": verdict.sentence,
+            "what": facts.store.refused.what,
+            "hint": facts.store.refused.hint,
+        }
+        return _make_verdict("secrets-refused", facts, safe=facts.store.control is None, **values)
     return verdict
 
 
 def _undoubted(facts: Facts, closed: str) -> Verdict:
     """Return the verdict on known facts, of a script that is as it was begun."""
-    if facts.control is None:
+    if facts.store.control is None:
         return _not_begun(facts)
-    match facts.control.phase:
+    match facts.store.control.phase:
         case ControlPhase.FREEZE:
-            verdict = _in_freeze(facts, facts.control)
-        case ControlPhase.COMPLETE if facts.control.maintained:
-            return _with_clients(facts, facts.control.phase, _maintained(facts, closed))
+            verdict = _in_freeze(facts, facts.store.control)
+        case ControlPhase.COMPLETE if facts.store.control.maintained:
+            return _with_clients(facts, facts.store.control.phase, _maintained(facts, closed))
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
             return _erasing(facts) or _make_verdict("mapping-over" if facts.due else "retired", facts)
         case _:
-            verdict = _between_freezes(facts, facts.control.phase, closed)
+            verdict = _between_freezes(facts, facts.store.control.phase, closed)
     if facts.paused:
         step = next_step("paused")
         verdict = replace(verdict, command=step.command, remark=step.remark)
-    return verdict if facts.is_delta else _with_clients(facts, facts.control.phase, verdict)
+    return verdict if facts.is_delta else _with_clients(facts, facts.store.control.phase, verdict)
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
     """Return the verdict when facts are not known or contradict each other, else None."""
-    control = facts.control
-    if facts.unreachable:
-        return _make_verdict("unreachable", facts, safe=False, why=facts.unreachable)
-    if facts.taken:
-        return _make_verdict("name-taken", facts, safe=not facts.applied, taken=facts.taken)
+    control = facts.store.control
+    if facts.store.unreachable:
+        return _make_verdict("unreachable", facts, safe=False, why=facts.store.unreachable)
+    if facts.store.taken:
+        return _make_verdict("name-taken", facts, safe=not facts.state.applied, taken=facts.store.taken)
     if control is None:
-        if facts.begun_as:
-            return _make_verdict("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
-        return _make_verdict("unknown-to-store", facts, safe=False) if facts.applied else None
+        if facts.state.begun_as:
+            return _make_verdict("begun-as", facts, began=facts.state.begun_as, file=facts.declared.path.name)
+        return _make_verdict("unknown-to-store", facts, safe=False) if facts.state.applied else None
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE
         return _make_verdict("script-edited", facts, safe=safe, file=facts.declared.path.name)
-    return _without_tables(facts, control.phase) if facts.missing else None
+    return _without_tables(facts, control.phase) if facts.store.missing else None
 
 
 def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
-    missing, listed = set(facts.missing), ", ".join(facts.missing)
-    gone = f"{listed} {'does' if len(facts.missing) == 1 else 'do'} not exist"
+    missing, listed = set(facts.store.missing), ", ".join(facts.store.missing)
+    gone = f"{listed} {'does' if len(facts.store.missing) == 1 else 'do'} not exist"
     values: dict[str, object] = {"gone": gone}
     target_is_authority = phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     authority = facts.target if target_is_authority else facts.source
@@ -451,7 +455,7 @@ def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdic
 def _with_abandoned(facts: Facts, before: Verdict) -> Verdict:
     """Return a verdict changed by writes that dead clients left unfinished, where neither the runner nor live
     clients finish them."""
-    abandoned = None if facts.intents is None else facts.intents.abandoned
+    abandoned = None if facts.store.intents is None else facts.store.intents.abandoned
     if abandoned is None or facts.at_work:
         return before
     settlers, due = facts.settlers, moment(format_ticks(abandoned.due_at))
@@ -509,8 +513,8 @@ _OF_A_GROUP = (
 
 def _not_begun(facts: Facts) -> Verdict:
     verdict, name = _make_verdict("not-begun", facts), facts.script_id
-    if facts.waits_for:
-        first = facts.waits_for[0]
+    if facts.state.waits_for:
+        first = facts.state.waits_for[0]
         command = apply_to(first.named or first.script_id, first.phase)
         return replace(verdict, command=command, remark=f"{name} waits for that")
     if facts.at_work:
@@ -537,9 +541,9 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     """Return the verdict while `apply --follow` is at work before the gate of cutover."""
-    name, last = facts.script_id, facts.verification
+    name, last = facts.script_id, facts.state.verification
     refused = f" Its last cutover was refused: {'; '.join(how.refused)}." if how.refused else ""
-    written = bool(facts.runs) and facts.runs[-1].outcome == WriterAtWork.__name__
+    written = bool(facts.state.runs) and facts.state.runs[-1].outcome == WriterAtWork.__name__
     if last is not None and last.divergences and not written:
         step = after_findings(name, facts.source, last.report, following=True)
         return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
@@ -556,20 +560,24 @@ _OF_ROWS = (Collision.__name__, RowRefused.__name__)
 
 
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
-    name, last, safe = facts.script_id, facts.verification, _make_verdict("dual-write", facts)
+    name, last, safe = facts.script_id, facts.state.verification, _make_verdict("dual-write", facts)
     if last is not None and last.divergences:
-        if facts.runs and facts.runs[-1].outcome == WriterAtWork.__name__:
+        if facts.state.runs and facts.state.runs[-1].outcome == WriterAtWork.__name__:
             return _make_verdict("still-writing", facts, closed=closed)
         step = after_findings(name, facts.source, last.report)
         return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
-    if facts.runs and facts.runs[-1].outcome in _OF_ROWS and facts.runs[-1].phase not in facts.phases:
+    if (
+        facts.state.runs
+        and facts.state.runs[-1].outcome in _OF_ROWS
+        and facts.state.runs[-1].phase not in facts.phases
+    ):
         step = next_step("collision", script=name, source=facts.source)
         return replace(safe, command=step.command, remark=step.remark)
     if following(facts) is not None:
         step = next_step("follow", script=name)
         return replace(safe, command=step.command, remark=step.remark)
     if Phase.RECONCILE not in facts.phases:
-        goes_on = "it goes on after its last checkpoint" if facts.segments else ""
+        goes_on = "it goes on after its last checkpoint" if facts.state.segments else ""
         return replace(safe, command=f"apply {facts.declared.named}", remark=goes_on)
     if closed:
         remark = f"{closed}, and cutover asks for one"
@@ -611,7 +619,11 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
 
 
 def _maintained(facts: Facts, closed: str) -> Verdict:
-    name, last, kept = facts.script_id, facts.verification, ", ".join(facts.declared.migration.index_labels)
+    name, last, kept = (
+        facts.script_id,
+        facts.state.verification,
+        ", ".join(facts.declared.migration.index_labels),
+    )
     verdict = _make_verdict("complete-maintained", facts, kept=kept)
     if facts.at_work:
         return replace(verdict, command=f"status {name}", remark="a runner is at work; look again")

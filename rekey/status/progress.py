@@ -113,7 +113,7 @@ class Progress:
 
 def progress_of(facts: Facts) -> Progress:
     """Return how far a migration is."""
-    saved = facts.facts.get(CHECKPOINT_AT)
+    saved = facts.state.facts.get(CHECKPOINT_AT)
     return Progress(
         phase=_phase(facts),
         work=_work(facts),
@@ -125,8 +125,8 @@ def progress_of(facts: Facts) -> Progress:
 
 def following(facts: Facts) -> Following | None:
     """Return how a migration is followed before its cutover; None where it is not."""
-    kept = facts.facts.get(FOLLOWING)
-    phase = None if facts.control is None else facts.control.phase
+    kept = facts.state.facts.get(FOLLOWING)
+    phase = None if facts.store.control is None else facts.store.control.phase
     if kept is None or phase not in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE):
         return None
     stored: dict[str, Any] = json.loads(kept)
@@ -135,7 +135,10 @@ def following(facts: Facts) -> Following | None:
 
 
 def _phase(facts: Facts) -> PhaseNow:
-    last, at_work = (facts.runs[-1] if facts.runs else None), facts.at_work or facts.pulse is not None
+    last, at_work = (
+        (facts.state.runs[-1] if facts.state.runs else None),
+        facts.at_work or facts.pulse is not None,
+    )
     if last is not None and last.outcome != "done" and last.phase not in facts.phases:
         if last.finished_at is not None:
             return PhaseNow(str(last.phase), "stopped", last.finished_at)
@@ -143,7 +146,7 @@ def _phase(facts: Facts) -> PhaseNow:
     if not facts.phases:
         return PhaseNow(str(Phase.PREPARE), "at-work", None) if at_work else PhaseNow(None, "not-begun", None)
     done = facts.phases[-1]
-    ends = [run.finished_at for run in facts.runs if run.phase == done and run.outcome == "done"]
+    ends = [run.finished_at for run in facts.state.runs if run.phase == done and run.outcome == "done"]
     return PhaseNow(str(done), "done", ends[-1] if ends else None)
 
 
@@ -151,10 +154,10 @@ def _work(facts: Facts) -> Onward | None:
     """Return the pass in progress; without a pulse, the durable progress of the copy while it is not done."""
     if facts.pulse is not None:
         return None if facts.pulse.work is None else _of_pulse(facts.pulse.work, facts.now)
-    if not facts.segments or all(segment.done for segment in facts.segments):
+    if not facts.state.segments or all(segment.done for segment in facts.state.segments):
         return None
-    estimated = facts.facts.get(ESTIMATED_ROWS)
-    rows = sum(segment.rows for segment in facts.segments)
+    estimated = facts.state.facts.get(ESTIMATED_ROWS)
+    rows = sum(segment.rows for segment in facts.state.segments)
     return Onward("backfill", None, rows, int(estimated) if estimated else None, None, None)
 
 
@@ -167,7 +170,7 @@ def _of_pulse(work: Pass, now: int) -> Onward:
 
 
 def _held_back(facts: Facts) -> Iterable[HeldBack]:
-    pulse, lease = facts.pulse, facts.lease
+    pulse, lease = facts.pulse, facts.store.lease
     if pulse is None:
         if lease is not None and lease.live:
             text = f"process {lease.pid} on {lease.host} holds the lease of the runner, unless it ends"

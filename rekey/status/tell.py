@@ -63,7 +63,7 @@ def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
 
 
 def _stage(status: Status, verbose: bool) -> _Fields:
-    migration, control = status.facts.declared.migration, status.facts.control
+    migration, control = status.facts.declared.migration, status.facts.store.control
     yield "stage", status.stage
     yield "tables", f"{migration.source} -> {', '.join(migration.table_names)} (capture {migration.capture})"
     if verbose and control is not None:
@@ -72,7 +72,7 @@ def _stage(status: Status, verbose: bool) -> _Fields:
 
 def _copied(status: Status, verbose: bool) -> _Fields:
     """Yield the progress of the copy and the last verification, in the phases of `_FOLLOWING`."""
-    control, copied, last = status.facts.control, status.backfill, status.facts.verification
+    control, copied, last = status.facts.store.control, status.backfill, status.facts.state.verification
     if control is not None and control.phase not in _FOLLOWING:
         return
     if copied is not None:
@@ -96,7 +96,7 @@ def _copied(status: Status, verbose: bool) -> _Fields:
 
 def _followed(status: Status, verbose: bool) -> _Fields:
     """Yield how the replicas follow the application's writes: lag, clients, journal, counters."""
-    facts, intents, counters = status.facts, status.facts.intents, status.counted
+    facts, intents, counters = status.facts, status.facts.store.intents, status.counted
     lag = None if status.lag_s is None else duration(status.lag_s)
     if facts.is_delta and lag is not None:
         yield "lag", f"{lag}: changes since then come with the next pass"
@@ -108,9 +108,9 @@ def _followed(status: Status, verbose: bool) -> _Fields:
         if how.refused:
             text += f"; its last cutover was refused: {'; '.join(how.refused)}"
         yield "followed", text
-    if not facts.is_delta and not facts.unreachable:
+    if not facts.is_delta and not facts.store.unreachable:
         yield from _clients(status.clients, verbose)
-    if intents is not None and (facts.control is not None or intents.depth):
+    if intents is not None and (facts.store.control is not None or intents.depth):
         text = "empty: no write is in flight"
         if intents.oldest_at is not None:
             behind = "" if lag is None else f": replicas are behind by {lag} at most"
@@ -219,12 +219,12 @@ def _spent(status: Status) -> _Fields:
 
 def _kept(status: Status) -> _Fields:
     """Yield how long source and mapping are kept, what of the mapping is erased, and which runner works."""
-    facts, lease = status.facts, status.facts.lease
+    facts, lease = status.facts, status.facts.store.lease
     if status.retention_ends_at is not None:
         yield "retention", f"ends {moment(status.retention_ends_at)}"
-    erased = [cohort.erased_on for cohort in facts.cohorts if cohort.erased_on]
+    erased = [cohort.erased_on for cohort in facts.store.cohorts if cohort.erased_on]
     kept = sorted(
-        (cohort for cohort in facts.cohorts if not cohort.erased_on), key=lambda cohort: cohort.over_at
+        (cohort for cohort in facts.store.cohorts if not cohort.erased_on), key=lambda cohort: cohort.over_at
     )
     if facts.due:
         names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)

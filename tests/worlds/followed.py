@@ -19,7 +19,7 @@ from rekey.runner.session import Session
 from rekey.runner.status import read_status
 from rekey.state.models import Verification
 from rekey.state.store import State
-from rekey.status.facts import FOLLOWING
+from rekey.status.facts import FOLLOWING, Sources
 from rekey.status.judge import Status
 from tests.fakes.clock import time_stands_still
 from tests.worlds.company import Client, Company
@@ -121,8 +121,8 @@ class Following:
         assert session is not None
         session.beat()
         declared = project.scripts[self.ours.script_id]
-        parts = project.config, project.scripts, declared, session.state, session.accounts
-        return await read_status(*parts, project.clock)
+        sources = Sources(project.config, project.scripts, session.state, session.accounts, project.clock)
+        return await read_status(sources, declared)
 
     @property
     def verified(self) -> Sequence[Verification]:

@@ -21,6 +21,7 @@ from rekey.protocol.sweeper import Company
 from rekey.runner.commands import Mode
 from rekey.runner.status import read_status
 from rekey.state.store import State
+from rekey.status.facts import Sources
 from rekey.status.judge import Status
 from rekey.tables.base import SIGNED_S
 from tests.fakes.clock import FakeClock
@@ -279,7 +280,9 @@ def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path
         with State.open(project.config.state, read_only=True) as state:
             accounts = project.connect(project.config)
             return ours.do(
-                read_status(project.config, project.scripts, declared, state, accounts, project.clock)
+                read_status(
+                    Sources(project.config, project.scripts, state, accounts, project.clock), declared
+                )
             )
 
     try:
@@ -299,8 +302,8 @@ def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path
         ours.verify(Mode.SAMPLE)
         ours.assert_in_step()
         settled = status()
-        assert settled.facts.intents is not None
-        assert settled.facts.intents.abandoned is None
+        assert settled.facts.store.intents is not None
+        assert settled.facts.store.intents.abandoned is None
         assert settled.verdict.safe
     finally:
         ours.close()

@@ -192,7 +192,7 @@ def test_a_run_that_was_killed_goes_on_following_and_has_to_be_told_again(
         status = await follow.status()
         assert status.progress.following is not None
         seen.append(status.progress.following.since)
-        assert str(status.facts.control and status.facts.control.phase) == "dual_write"
+        assert str(status.facts.store.control and status.facts.store.control.phase) == "dual_write"
         follow.proceed(writers_stopped=stopped)
 
     follow((20 * MINUTE, look_again))
@@ -304,7 +304,7 @@ def test_a_hook_that_fails_before_the_cutover_refuses_it(
         ):  # a hook takes real time, of which the clock knows nothing
             await ours.project.clock.sleep(0.5)
         status = await follow.status()
-        assert str(status.facts.control and status.facts.control.phase) == "dual_write"
+        assert str(status.facts.store.control and status.facts.store.control.phase) == "dual_write"
         fails.unlink()
         follow.proceed(writers_stopped=True)
 

@@ -108,7 +108,7 @@ def test_status_of_a_migration_under_writes_needs_its_index_tables_and_its_journ
         from tests.scenarios.verify.test_verification_expires import status
 
         found = status(made)
-        assert found.facts.missing == ("PostsByTag", JOURNAL_TABLE)
+        assert found.facts.store.missing == ("PostsByTag", JOURNAL_TABLE)
         assert not found.verdict.safe
     finally:
         made.close()

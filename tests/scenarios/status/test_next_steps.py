@@ -24,6 +24,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.runner.status import read_status
 from rekey.state.store import State
+from rekey.status.facts import Sources
 from rekey.verify.full import Reread
 from tests.asserts.command_line import Commands, Said
 from tests.fakes.faults import Call
@@ -509,8 +510,8 @@ def _it_was_killed_while_it_followed(rekey: Steps) -> None:
         follow.ours.live(120)  # its lease ends
         with State.open(project.config.state, read_only=True) as state:
             accounts, declared = project.connect(project.config), project.scripts[SCRIPT]
-            parts = project.config, project.scripts, declared, state, accounts, project.clock
-            status = follow.ours.do(read_status(*parts, at_end=True))
+            sources = Sources(project.config, project.scripts, state, accounts, project.clock)
+            status = follow.ours.do(read_status(sources, declared, at_end=True))
         assert (
             status.verdict.command == next_step("follow", script=SCRIPT).command == f"apply {SCRIPT} --follow"
         )

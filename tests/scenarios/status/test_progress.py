@@ -227,7 +227,7 @@ def test_the_pulse_says_what_is_under_way_and_goes_with_its_runner(project: Proj
         commands.apply(session, SCRIPT, to=Phase.BACKFILL)
     assert not pulse.path_of(state).exists()
     assert every({one.script_id for one in told} == {SCRIPT} for _ in "1")
-    assert {held.by for one in told for held in one.held} >= {"partition"}
+    assert {held.by for one in told for held in one.limits} >= {"partition"}
     assert "@x.com" not in "".join(documents) and "p20x" not in "".join(documents)
     # Of a runner that was killed it is believed for a few seconds.
     pulse.path_of(state).write_text(documents[-1])
@@ -261,7 +261,7 @@ def test_a_pause_is_what_holds_back_while_it_lasts(project: Project) -> None:
             asked += 1
             session.tick()
             told = pulse.read(state, project.clock.ticks())
-            held.extend(str(one.by) for one in (told.held if told else ()))
+            held.extend(str(one.by) for one in (told.limits if told else ()))
             if asked == 10:
                 steering.say(path, Steering())
             return read(path)
@@ -271,7 +271,7 @@ def test_a_pause_is_what_holds_back_while_it_lasts(project: Project) -> None:
         session.tick()
         told = pulse.read(state, project.clock.ticks())
     assert "pause" in held
-    assert told is not None and told.held == ()
+    assert told is not None and told.limits == ()
 
 
 def test_a_wait_for_requests_that_may_be_late_says_until_when(project: Project, rekey: Commands) -> None:

@@ -53,8 +53,7 @@ def removed(made: Company) -> str:
 
 def status(made: Company) -> Status:
     with made.session() as session:
-        parts = session.config, session.scripts, session.scripts[made.script_id], session.state
-        return made.do(read_status(*parts, session.accounts, session.clock))
+        return made.do(read_status(session.sources, session.scripts[made.script_id]))
 
 
 def restored(made: Company, row_id: str) -> None:

@@ -54,7 +54,7 @@ def test_the_lock_goes_with_the_process_that_is_killed(tmp_path: Path) -> None:
         other.kill()
         other.wait()
         with FileLock(path) as lock:
-            assert lock.held
+            assert lock.is_held
 
 
 def test_a_holder_that_has_not_signed_yet_is_still_refused(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_holder_that_has_not_signed_yet_is_still_refused(tmp_path: Path) -> No
 def test_it_can_be_taken_again_after_release_and_the_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "state.sqlite"
     with FileLock(path) as lock:
-        assert lock.held
-    assert not lock.held
+        assert lock.is_held
+    assert not lock.is_held
     lock.release()
     with lock, pytest.raises(Locked):
         FileLock(path).acquire()
@@ -96,7 +96,7 @@ def test_a_child_started_by_the_holder_does_not_inherit_the_lock(tmp_path: Path)
     try:
         lock.release()
         with FileLock(path) as again:
-            assert again.held
+            assert again.is_held
             assert os.getpid() != child.pid
     finally:
         child.communicate(b"\n")

@@ -19,7 +19,7 @@ from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import moment
-from rekey.project.config import Account, Config, Gates, Limits
+from rekey.project.config import Account, Config, Gates
 from rekey.protocol import lease
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
@@ -37,6 +37,9 @@ from rekey.status.facts import (
     Facts,
     Intents,
     Lease,
+    Sources,
+    StateFacts,
+    StoreFacts,
     Wait,
     _intents,
     read_facts,
@@ -76,20 +79,19 @@ PROVED = AuditEvent(1, NOW, "me", EVIDENCE_VERIFIED, SCRIPT, {"signed": True, "e
 
 
 def facts(phase: ControlPhase | None = None, last: Phase | None = None, **more: Any) -> Facts:
-    made = Facts(
-        declared=DECLARED,
-        applied=upto(last) if last else (),
-        control=None if phase is None else control(phase),
-        lease=None,
-        runs=(),
-        segments=(),
-        facts={},
-        verification=None,
-        gates=Gates(),
-        now=ticks_of(NOW),
-        events=(PROVED,),
-    )
-    return replace(made, **more)
+    state = StateFacts(applied=upto(last) if last else (), events=(PROVED,))
+    store = StoreFacts(control=None if phase is None else control(phase))
+    return changed(Facts(DECLARED, Gates(), ticks_of(NOW), state, store), **more)
+
+
+def changed(known: Facts, **more: Any) -> Facts:
+    """Return facts with other values; a name may be one of `StateFacts` or `StoreFacts`, too."""
+    parts = {"state": known.state, "store": known.store}
+    own = {
+        part: {name: more.pop(name) for name in set(more) & {*value.__slots__}}
+        for part, value in parts.items()
+    }
+    return replace(known, **{part: replace(value, **own[part]) for part, value in parts.items()}, **more)
 
 
 def run_of(phase: Phase, started: str, finished: str | None, outcome: str | None) -> PhaseRun:
@@ -224,7 +226,7 @@ CASES = [
         id="complete",
     ),
     pytest.param(
-        replace(facts(ControlPhase.COMPLETE, Phase.COMPLETE), events=()),
+        facts(ControlPhase.COMPLETE, Phase.COMPLETE, events=()),
         True,
         "rollback is no longer possible",
         "evidence export evidence-0001_users 0001_users",
@@ -292,10 +294,10 @@ def test_a_run_that_was_cut_off_is_told_from_one_at_work_and_one_that_stopped() 
     cut = facts(D, Phase.DUAL_WRITE, runs=(open_run,))
     assert judge(cut).stage == f"following done; backfill was cut off; it began {moment(HOUR_AGO)}"
     assert (
-        judge(replace(cut, lease=LIVE)).stage == f"following done; backfill at work since {moment(HOUR_AGO)}"
+        judge(changed(cut, lease=LIVE)).stage == f"following done; backfill at work since {moment(HOUR_AGO)}"
     )
     stopped = run_of(Phase.BACKFILL, HOUR_AGO, NOW, "Interrupted")
-    told = judge(replace(cut, runs=(stopped,))).stage
+    told = judge(changed(cut, runs=(stopped,))).stage
     assert told == f"following done; backfill stopped {moment(NOW)} (on request)"
 
 
@@ -527,7 +529,9 @@ def test_nobody_is_sent_after_writes_that_nothing_follows() -> None:
     known = replace(left(ABANDONED, WEB), declared=one_way)
     assert (known.settlers, judge(known).verdict.safe) == ((), True)
     frozen = control(ControlPhase.FREEZE, came_from=D, frozen_at=HOUR_AGO)
-    cut_off = judge(dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, intents=known.intents))
+    cut_off = judge(
+        dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, intents=known.store.intents)
+    )
     assert (cut_off.facts.settlers, cut_off.verdict.command) == ((), f"apply {SCRIPT}")
 
 
@@ -590,15 +594,15 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
     frozen = control(ControlPhase.FREEZE, came_from=D, frozen_at="2024-01-01T23:59:59Z")
     known = dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, lease=LIVE)
     assert judge(known).verdict.remark == "look again in a few seconds"
-    busy = replace(known, clients=(replace(WEB, epoch=2, in_flight=1), WEB))
+    busy = changed(known, clients=(replace(WEB, epoch=2, in_flight=1), WEB))
     assert judge(busy).verdict.remark == "it waits for web (process 12 on host-b) to end what it has begun"
-    silent = replace(known, clients=(WEB, aged(20, name="batch", epoch=2)))
+    silent = changed(known, clients=(WEB, aged(20, name="batch", epoch=2)))
     assert judge(silent).verdict.remark == (
         "batch (process 12 on host-b) is silent, and is waited for until 2024-01-02 00:00:30Z at most"
     )
     impatient = replace(silent, gates=Gates(freeze_timeout_s=10))
     assert "the freeze is aborted at 2024-01-02 00:00:09Z" in judge(impatient).verdict.remark
-    over = replace(known, clients=(WEB, aged(300, epoch=2)))
+    over = changed(known, clients=(WEB, aged(300, epoch=2)))
     assert judge(over).verdict.remark == "look again in a few seconds"
 
 
@@ -611,28 +615,32 @@ def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_w
 async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
     memory: MemoryTableService, clock: FakeClock, tmp_path: Path
 ) -> None:
-    config = Config(
-        tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path, {}, Limits(), Gates()
-    )
+    config = Config(tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path)
     await Registry(memory, SCRIPT).beat(WEB)
     with State.open(config.state) as state:
-        found = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
-        assert [row.name for row in found.clients] == ["web"]
-        assert found.intents == Intents(0, None), "no table yet"
+        found = await read_facts(
+            Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL
+        )
+        assert [row.name for row in found.store.clients] == ["web"]
+        assert found.store.intents == Intents(0, None), "no table yet"
         journal = memory.table(JOURNAL_TABLE)
         await memory.create_table(JOURNAL_TABLE)
         for seconds in (1, 2):
             clock.advance(seconds)
             await Journal(journal, SCRIPT).begin(f"{seconds}", 3, "source", [EntityKey("p", "r")])
-        found = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
-        assert found.intents is not None
-        assert found.intents.depth == 2
+        found = await read_facts(
+            Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL
+        )
+        assert found.store.intents is not None
+        assert found.store.intents.depth == 2
         await Registry(memory, SCRIPT).delete(WEB.client_id, {"writes": 5})
-        gone = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
-        assert (gone.clients, judge(gone).counted) == ((), {"writes": 5}), "what it did stays"
-        assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
-        delta = await read_facts(DECLARED, {SCRIPT: DECLARED}, config, state, Accounts(memory, memory), clock)
-        assert (delta.clients, delta.intents) == ((), None)
+        gone = await read_facts(Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL)
+        assert (gone.store.clients, judge(gone).counted) == ((), {"writes": 5}), "what it did stays"
+        assert found.now - (found.store.intents.oldest_at or 0) == 2 * SECOND
+        delta = await read_facts(
+            Sources(config, {SCRIPT: DECLARED}, state, Accounts(memory, memory), clock), DECLARED
+        )
+        assert (delta.store.clients, delta.store.intents) == ((), None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
@@ -641,9 +649,7 @@ async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
 ) -> None:
     """Its lease has not ended, its parent has not collected it, and it left its pulse: also where the store
     cannot be asked nobody is told to look again."""
-    config = Config(
-        tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path, {}, Limits(), Gates()
-    )
+    config = Config(tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path)
     await memory.create_table(CONTROL_TABLE)
     runner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = Holder.current(lock="1:2")
@@ -655,12 +661,14 @@ async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
     async def at_work() -> tuple[bool, bool]:
         write(config.state, Pulse(clock.ticks(), SCRIPT))
         memory.faults = PlannedFaults()
-        known = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
-        assert known.lease is not None
-        assert known.lease.killed is not known.at_work
+        known = await read_facts(
+            Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL
+        )
+        assert known.store.lease is not None
+        assert known.store.lease.killed is not known.at_work
         memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), times=100))
-        away = await read_facts(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
-        assert away.unreachable
+        away = await read_facts(Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL)
+        assert away.store.unreachable
         return known.at_work, away.at_work
 
     with State.open(config.state) as state:
