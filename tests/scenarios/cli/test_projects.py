@@ -29,9 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_init_makes_a_project_whose_configuration_loads(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_makes_a_loadable_project(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["init"]) == 0
     assert "Next:" in capsys.readouterr().out
     config = load_config(folder / "rekey.toml")
@@ -117,9 +115,7 @@ def test_init_with_the_example_makes_a_project_that_can_be_planned(
 
 
 @pytest.mark.parametrize("ports", [[], [10742, 10743]])
-def test_init_with_the_example_refuses_when_the_azurite_is_not_clear(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ports: list[int]
-) -> None:
+def test_init_refuses_vague_azurite(folder: Path, monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> None:
     monkeypatch.setattr("rekey.cli.init.running_in_background", lambda: ports)
     assert run(["init", "--example", "trial"]) == 2
     assert list(folder.iterdir()) == []
@@ -140,9 +136,7 @@ def test_init_with_the_example_changes_neither_a_project_nor_a_table_that_exists
     assert not list((folder / "elsewhere" / "migrations").iterdir())
 
 
-def test_init_in_a_folder_of_a_project_makes_a_project_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_inside_a_project_makes_another_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["init"]) == 0
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
@@ -156,9 +150,7 @@ def test_init_where_nothing_can_be_written_exits_2(folder: Path, capsys: pytest.
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_new_numbers_scripts_and_what_it_writes_is_valid(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_numbers_scripts_and_writes_valid_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(["init"])
     capsys.readouterr()
     assert run(["new", "users_opaque-ids", "--source", "Users", "--target", "UsersById"]) == 0
@@ -201,9 +193,7 @@ def test_new_refuses_bad_tables(folder: Path, words: tuple[str, ...]) -> None:
     assert not list((folder / "migrations").glob("*.py"))
 
 
-def test_new_leaves_no_script_behind_that_contradicts_another(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_deletes_a_script_that_contradicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(["init"])
     run(["new", "users"])
     assert run(["new", "people", "--source", "People", "--target", "UsersV2"]) == 2

@@ -103,9 +103,7 @@ def test_scripts_that_depend_on_each_other_exit_2(rekey: Commands, project: Proj
         ),
     ],
 )
-def test_a_wrong_configuration_exits_2_and_is_not_repeated(
-    rekey: Commands, project: Project, text: str, what: str
-) -> None:
+def test_bad_configuration_exits_2(rekey: Commands, project: Project, text: str, what: str) -> None:
     (project.folder / "rekey.toml").write_text(text, "utf-8")
     said = rekey("plan", code=2)
     assert what in said.err
@@ -113,9 +111,7 @@ def test_a_wrong_configuration_exits_2_and_is_not_repeated(
     assert_clear(said)
 
 
-def test_an_unknown_table_exits_2_in_apply_and_is_a_finding_of_plan(
-    rekey: Commands, project: Project
-) -> None:
+def test_an_unknown_table_exits_2_and_is_a_finding_of_plan(rekey: Commands, project: Project) -> None:
     project.script(USERS_SCRIPT.replace('source="Users"', 'source="Nobody"'))
     assert "source-missing" in rekey("plan", code=1).out
     said = rekey("apply", code=2)
@@ -124,9 +120,7 @@ def test_an_unknown_table_exits_2_in_apply_and_is_a_finding_of_plan(
     assert untouched(project)
 
 
-def test_a_missing_secret_exits_2_in_apply_and_is_a_finding_of_plan(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_missing_secret_exits_2_and_is_a_finding_of_plan(rekey: Commands, project: Project) -> None:
     (project.folder / "users.secret").unlink()
     assert "secret-missing" in rekey("plan", code=1).out
     said = rekey("apply", code=2)
@@ -145,9 +139,7 @@ def test_another_secret_after_the_first_phase_exits_3(rekey: Commands, project: 
     assert "secret-moved" in rekey("plan", code=1).out
 
 
-def test_an_edited_script_after_the_first_phase_exits_3_and_status_says_it(
-    rekey: Commands, project: Project
-) -> None:
+def test_an_edited_script_exits_3_and_status_names_it(rekey: Commands, project: Project) -> None:
     rekey("apply")
     project.script(USERS_SCRIPT.replace('"ContactEmail"', '"Mail"'))
     for words in (("apply",), ("verify",), ("rollback", "--drop-targets")):
@@ -244,9 +236,7 @@ def test_a_project_without_scripts_says_how_to_make_one(rekey: Commands, project
     assert "rekey new NAME" in said.err
 
 
-def test_a_service_that_cannot_be_asked_leaves_status_what_the_state_file_says(
-    rekey: Commands, project: Project
-) -> None:
+def test_an_outage_leaves_status_the_state_file(rekey: Commands, project: Project) -> None:
     from rekey.errors import EndpointDown
     from tests.fakes.faults import Call
 

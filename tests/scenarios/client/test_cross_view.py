@@ -52,9 +52,7 @@ def target_row(world: DualWorld, source_row: Row) -> Row:
 
 
 @pytest.mark.parametrize("migration", [USERS, TAGGED], ids=["one target", "index table"])
-async def test_every_verb_in_the_new_view_before_cutover(
-    memory: MemoryTableService, migration: object
-) -> None:
+async def test_every_verb_in_new_view_before_cutover(memory: MemoryTableService, migration: object) -> None:
     world = await memory_world(migration, memory).prepare([user(ANN.row, Age=1)])  # type: ignore[arg-type]
     writer = world.writer(View.NEW)
     row = target_row(world, user(ANN.row))
@@ -165,9 +163,7 @@ async def test_a_writer_of_the_old_view_in_between_is_not_overwritten(memory: Me
     assert (ann["Age"], ann["Extra"]) == (2, 1)
 
 
-async def test_without_its_row_in_the_view_a_write_gets_an_etag_that_never_matches(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_missing_view_row_has_an_etag_that_never_matches(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     row = target_row(world, user(ANN.row))
     memory.faults = PlannedFaults(
@@ -217,9 +213,7 @@ async def test_a_transaction_over_partitions_of_the_authority_is_refused(memory:
 
 
 @pytest.mark.parametrize("migration", [USERS, TAGGED], ids=["one target", "index table"])
-async def test_every_verb_in_the_old_view_after_cutover(
-    memory: MemoryTableService, migration: object
-) -> None:
+async def test_every_verb_in_old_view_after_cutover(memory: MemoryTableService, migration: object) -> None:
     world = await memory_world(migration, memory).prepare([user(ANN.row, Age=1)])  # type: ignore[arg-type]
     world.permits.move(ControlPhase.CUTOVER)
     writer = world.writer(View.OLD)
@@ -263,9 +257,7 @@ async def test_a_move_within_a_partition_is_one_transaction(memory: MemoryTableS
     assert [row["RowKey"] for row in memory.dump("UsersV2")] == ["anna"]
 
 
-async def test_an_old_view_write_that_moves_the_row_to_another_partition_is_refused(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_old_view_write_into_another_partition_is_refused(memory: MemoryTableService) -> None:
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01")])
     world.permits.move(ControlPhase.CUTOVER)
     writer = world.writer()
@@ -320,9 +312,7 @@ TIMED = Migration(
 """The targets hold a moment that nobody can foresee."""
 
 
-async def test_a_mapping_that_copies_the_timestamp_follows_in_both_views_and_phases(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_a_copied_timestamp_follows_both_views(memory: MemoryTableService, clock: FakeClock) -> None:
     world = await memory_world(TIMED, memory).prepare([user(ANN.row, Age=1)])
     [row] = [content_of(row) for row in memory.dump("UsersV2")]
     old, new = world.writer(), world.writer(View.NEW, "c2")

@@ -47,9 +47,7 @@ def failing(
 
 
 @pytest.mark.parametrize("kind", [FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.NOT_SENT])
-async def test_a_replica_that_fails_never_fails_the_caller(
-    memory: MemoryTableService, kind: FaultKind
-) -> None:
+async def test_a_failing_replica_fails_no_caller(memory: MemoryTableService, kind: FaultKind) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer()
     memory.faults = failing("UsersV2", kind)
@@ -92,9 +90,7 @@ async def test_a_replica_that_refuses_the_credential_is_told_in_the_log_and_in_t
 
 
 @pytest.mark.parametrize(("table", "which"), [("Users", "tables"), ("rekeyjournal", "restricted")])
-async def test_a_refused_credential_names_the_account_that_refused_it(
-    memory: MemoryTableService, table: str, which: str
-) -> None:
+async def test_a_refused_credential_names_account(memory: MemoryTableService, table: str, which: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
 
     async def refuse(call: Call) -> None:
@@ -160,9 +156,7 @@ async def test_a_write_waits_while_what_was_left_of_its_row_is_settled(memory: M
 
 
 @pytest.mark.parametrize("view", View)
-async def test_what_was_left_of_a_row_takes_over_no_write_that_has_begun_whichever_key_that_names(
-    memory: MemoryTableService, view: View
-) -> None:
+async def test_settling_takes_over_no_write_that_began(memory: MemoryTableService, view: View) -> None:
     """In the new view intents name the old key, and calls the new one."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     table = "Users" if view is View.OLD else "UsersV2"
@@ -198,9 +192,7 @@ async def test_what_was_left_of_a_row_takes_over_no_write_that_has_begun_whichev
 
 
 @pytest.mark.parametrize("view", View)
-async def test_a_last_look_that_takes_over_anothers_write_is_waited_for_by_the_next_write(
-    memory: MemoryTableService, view: View
-) -> None:
+async def test_the_next_write_waits_for_a_takeover(memory: MemoryTableService, view: View) -> None:
     """Whichever key the next call names: in the new view intents name the old one."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     [(key, row)] = world.rows("Users" if view is View.OLD else "UsersV2").items()
@@ -240,9 +232,7 @@ async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService)
     assert writer.left == 0
 
 
-async def test_what_fails_again_is_kept_for_its_epoch_and_left_to_the_sweeper_after_it(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_repeated_failure_is_left_to_the_sweeper(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
@@ -321,9 +311,7 @@ WRITES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", WRITES)
-async def test_a_lost_answer_of_the_authority_is_settled_inside_the_call(
-    memory: MemoryTableService, kind: FaultKind, what: str
-) -> None:
+async def test_a_lost_answer_is_settled(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=_action(what), table="Users", times=1))
@@ -335,9 +323,7 @@ async def test_a_lost_answer_of_the_authority_is_settled_inside_the_call(
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_REQUEST, FaultKind.LOST_ANSWER])
 @pytest.mark.parametrize("what", ["replace", "merge", "upsert", "delete"])
-async def test_where_no_replica_follows_a_lost_answer_is_waited_for_and_looked_at(
-    memory: MemoryTableService, kind: FaultKind, what: str
-) -> None:
+async def test_without_replicas_lost_reread(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     world.permits.move(ControlPhase.SOURCE)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=_action(what), table="Users", times=1))
@@ -346,9 +332,7 @@ async def test_where_no_replica_follows_a_lost_answer_is_waited_for_and_looked_a
     assert world.intents == 0
 
 
-async def test_where_no_replica_follows_an_insert_that_was_applied_is_open_and_one_that_was_not_is_done(
-    memory: MemoryTableService,
-) -> None:
+async def test_without_replicas_an_applied_insert_is_ambiguous(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare()
     world.permits.move(ControlPhase.SOURCE)
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, "insert", times=1)
@@ -359,9 +343,7 @@ async def test_where_no_replica_follows_an_insert_that_was_applied_is_open_and_o
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.TIMED_OUT])
-async def test_where_no_replica_follows_what_others_wrote_meanwhile_is_not_written_over(
-    memory: MemoryTableService, kind: FaultKind
-) -> None:
+async def test_without_replicas_newer_rows_stay(memory: MemoryTableService, kind: FaultKind) -> None:
     """The row showed the write whose answer was lost, and was changed before it was looked at again: sent
     again, the write would take effect twice, the second time over one that was acknowledged."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
@@ -380,9 +362,7 @@ async def test_where_no_replica_follows_what_others_wrote_meanwhile_is_not_writt
 
 
 @pytest.mark.parametrize("verb", ["insert_or_replace", "delete"])
-async def test_where_no_replica_follows_a_write_that_may_have_landed_between_two_looks_is_open(
-    memory: MemoryTableService, verb: str
-) -> None:
+async def test_without_replicas_a_racing_write_is_ambiguous(memory: MemoryTableService, verb: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     world.permits.move(ControlPhase.SOURCE)
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, verb, times=1)
@@ -401,9 +381,7 @@ async def test_where_no_replica_follows_a_write_that_may_have_landed_between_two
     assert [row["Age"] for row in memory.dump("Users")] == [3]
 
 
-async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_nothing_written(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_error_after_sending_never_says_nothing_written(memory: MemoryTableService) -> None:
     """A mapping row that cannot be unsealed is found while the authority is written."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
@@ -420,9 +398,7 @@ async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_not
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["replace", "merge", "delete"])
-async def test_a_lost_answer_to_a_write_on_a_condition_is_settled_too(
-    memory: MemoryTableService, kind: FaultKind, what: str
-) -> None:
+async def test_lost_conditional_write_settled(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=what, table="Users", times=1))
@@ -434,9 +410,7 @@ async def test_a_lost_answer_to_a_write_on_a_condition_is_settled_too(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["replace", "delete"])
-async def test_a_lost_answer_is_settled_after_cutover_as_well(
-    memory: MemoryTableService, kind: FaultKind, what: str
-) -> None:
+async def test_lost_after_cutover_settled(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     world.permits.move(ControlPhase.CUTOVER)
     [row] = memory.dump("UsersV2")
@@ -449,9 +423,7 @@ async def test_a_lost_answer_is_settled_after_cutover_as_well(
     assert [row["Age"] for row in memory.dump("Users")] == ([] if what == "delete" else [2])
 
 
-async def test_a_request_that_is_late_is_waited_for_before_the_write_is_sent_again(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_delayed_request_is_awaited_before_a_resend(memory: MemoryTableService) -> None:
     """Sent again at once, it could be followed by another client's write, which the late one overwrites."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, "replace", times=1)
@@ -469,9 +441,7 @@ async def test_a_request_that_is_late_is_waited_for_before_the_write_is_sent_aga
     await world.assert_quiet()
 
 
-async def test_another_clients_write_with_the_same_content_is_not_taken_for_ones_own(
-    memory: MemoryTableService,
-) -> None:
+async def test_another_clients_equal_write_is_not_ones_own(memory: MemoryTableService) -> None:
     """Two clients that insert the same row, to find out who is first, must not both be first."""
     world = await memory_world(USERS, memory).prepare()
     first, second = world.writer(client="c1"), world.writer(client="c2")
@@ -527,9 +497,7 @@ async def test_a_request_that_never_left_leaves_no_intent(memory: MemoryTableSer
 
 
 @pytest.mark.parametrize("table", ["rekeyjournal", "rekeymap"])
-async def test_without_the_restricted_store_nothing_is_written(
-    memory: MemoryTableService, table: str
-) -> None:
+async def test_without_the_restricted_store_nothing_is_sent(memory: MemoryTableService, table: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row)])
     before = world.rows("Users")
     memory.faults = failing(table)
@@ -558,9 +526,7 @@ async def test_nothing_reaches_the_authority_before_the_intent_is_durable(memory
 
 
 @pytest.mark.parametrize("at", range(1, 8))
-async def test_a_caller_that_goes_away_at_any_moment_leaves_an_intent_or_nothing_to_do(
-    memory: MemoryTableService, at: int
-) -> None:
+async def test_cancellation_leaves_an_intent_or_nothing(memory: MemoryTableService, at: int) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     calls = 0
 

@@ -412,9 +412,7 @@ def held_from_before_the_migration(ours: Company) -> tuple[OfTheSdk, Standing]:
     return stopped, held
 
 
-def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_after_all(
-    users: Company,
-) -> None:
+def test_a_delayed_write_from_before_the_migration_is_announced(users: Company) -> None:
     """When it began there was no migration, so it has no intent; it ends when its row is copied."""
     stopped, held = held_from_before_the_migration(users)
     assert users.phase is ControlPhase.DUAL_WRITE
@@ -431,9 +429,7 @@ def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_af
     users.assert_in_step()
 
 
-def test_a_write_that_was_applied_is_not_told_as_refused_by_a_migration_that_began_meanwhile(
-    users: Company,
-) -> None:
+def test_an_applied_write_is_not_reported_as_refused(users: Company) -> None:
     """The mapping is sealed with another key. A refusal says that nothing was written, and this was."""
     _, held = held_from_before_the_migration(users)
     moved = mock.AsyncMock(side_effect=Moved("the mapping is sealed with another key"))
@@ -444,9 +440,7 @@ def test_a_write_that_was_applied_is_not_told_as_refused_by_a_migration_that_beg
     assert source(users)[FIRST]["Nm"] == "late"
 
 
-def test_a_client_that_had_acknowledged_dual_writes_before_it_was_given_up_is_not_waited_for(
-    users: Company,
-) -> None:
+def test_a_client_that_acknowledged_dual_writes_is_not_waited_for(users: Company) -> None:
     """What it wrote from then on has an intent."""
     slow, killed = users.client(), users.client(name="killed")
 
@@ -551,9 +545,7 @@ class Delta:
     ("machine", "over_s", "lands_s"),
     [("this", 0, MARGIN_S - 1), ("another", lease.DURATION_S + lease.SAFETY_S, SIGNED_S)],
 )
-def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(
-    tmp_path: Path, machine: str, over_s: float, lands_s: float
-) -> None:
+def test_cutover_awaits_a_killed_copy(tmp_path: Path, machine: str, over_s: float, lands_s: float) -> None:
     """Of a process of another machine nobody knows that it is dead: when its lease is over it may still send
     what it has signed."""
     delta = Delta(tmp_path)
@@ -577,9 +569,7 @@ def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(
     assert len(delta.project.rows("Users")) == 10
 
 
-def test_what_a_runner_that_ended_in_order_had_left_open_is_waited_for_by_the_next(
-    tmp_path: Path,
-) -> None:
+def test_the_next_runner_awaits_an_unknown_outcome(tmp_path: Path) -> None:
     """It gives its lease back, so it has to say so. What it had repeated with success is there, until it is
     swept; then the first attempt can land."""
     delta = Delta(tmp_path)
@@ -598,9 +588,7 @@ def test_what_a_runner_that_ended_in_order_had_left_open_is_waited_for_by_the_ne
     assert len(delta.project.rows("Users")) == 10
 
 
-def test_what_the_last_pass_of_a_cutover_left_open_lands_before_the_target_is_the_authority(
-    tmp_path: Path,
-) -> None:
+def test_cutover_awaits_the_last_passs_unknown_outcome(tmp_path: Path) -> None:
     delta = Delta(tmp_path)
     delta.apply()
     new = user("new@example.com", "p0")
@@ -662,9 +650,7 @@ def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["taken back again", "applied at once"])
-def test_deletes_that_a_way_back_left_open_take_nothing_from_the_next_run(
-    tmp_path: Path, again: bool
-) -> None:
+def test_delayed_deletes_of_a_rollback_spare_the_next_run(tmp_path: Path, again: bool) -> None:
     """The next run writes the same mapping rows."""
     delta = Delta(tmp_path)
     delta.apply()
@@ -714,9 +700,7 @@ class Wrong:
         kept=[(-FIVE_MINUTES, FIVE_MINUTES), (FIVE_MINUTES, -FIVE_MINUTES)],
     ),
 )
-def test_what_was_verified_since_a_way_back_is_told_by_its_place_not_by_a_clock(
-    users: Company, before: float, after: float
-) -> None:
+def test_verification_order_needs_no_clock(users: Company, before: float, after: float) -> None:
     users.client()
     users.apply(Phase.CUTOVER)
     users.project.machine = Wrong(users.project.clock, before)

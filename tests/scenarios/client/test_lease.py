@@ -138,9 +138,7 @@ async def until(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def test_settling_that_fails_is_noted_and_tried_again_and_nothing_is_acknowledged(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_settling_blocks_ack(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.begin(D)
     failing = [Unavailable("busy", code="ServerBusy")] * 2
 
@@ -173,9 +171,7 @@ async def test_settling_that_fails_is_noted_and_tried_again_and_nothing_is_ackno
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-async def test_a_write_without_a_journal_that_may_still_land_is_waited_for(
-    world: World, error: BaseException, waits: bool
-) -> None:
+async def test_an_unjournaled_write_is_awaited(world: World, error: BaseException, waits: bool) -> None:
     """In `source` there is no intent: landing after the acknowledged move it would be seen by nobody."""
     await world.begin()
     lease = await world.started()

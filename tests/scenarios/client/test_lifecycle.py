@@ -138,9 +138,7 @@ def test_keys_that_move_and_index_tables_are_followed_in_both_directions(posts: 
     assert_kept(posts, after, "PostsV2", "Title")
 
 
-def test_old_and_new_versions_of_the_application_run_at_once_until_the_old_one_has_ended(
-    users: Company,
-) -> None:
+def test_old_and_new_versions_of_the_application_run_at_once(users: Company) -> None:
     old, new = Ledger(), Ledger()
     first = users.client(name="version-1")
     users.writes(traffic(first, own_keys("old", "p0"), old_user, old, seed=1))
@@ -287,9 +285,7 @@ def assert_kept_or_under_way(ours: Company, ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("at", others_in_soak([60, 130, 180, 220, 255], kept=[130]))
-def test_the_runner_is_killed_while_clients_write_and_the_next_run_ends_right(
-    posts: Company, at: int
-) -> None:
+def test_a_killed_runner_resumes_while_clients_write(posts: Company, at: int) -> None:
     ledger = Ledger()
     posts.writes(traffic(posts.client(), own_keys("w", "blog"), old_post, ledger, seed=at))
     posts.live(2)

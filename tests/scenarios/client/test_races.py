@@ -94,9 +94,7 @@ FORMER, OTHER = "Ann@example.com", "ANN@example.com"
 @pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 @pytest.mark.parametrize("verb", sorted(_VERBS))
-async def test_a_row_that_takes_the_key_between_any_two_calls_of_a_write_is_not_overwritten(
-    verb: str, phase: ControlPhase, view: View
-) -> None:
+async def test_a_row_taking_a_key_is_not_overwritten(verb: str, phase: ControlPhase, view: View) -> None:
     """The write is of the key's former row. It reads its claim and its row at the same time, and what it read
     first was older than the row: it took the other one for its own."""
     for other_view, is_gone, knows in itertools.product(View, (True, False), (True, False)):
@@ -119,9 +117,7 @@ async def test_a_row_that_takes_the_key_between_any_two_calls_of_a_write_is_not_
 @pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 @pytest.mark.parametrize("verb", ["insert", "upsert", "upsert-merge"])
-async def test_two_writes_that_create_one_row_do_not_collide(
-    verb: str, phase: ControlPhase, view: View
-) -> None:
+async def test_two_creators_of_a_row_do_not_collide(verb: str, phase: ControlPhase, view: View) -> None:
     """The key's former row is gone. What one write read of its claim is older than the row of the other."""
     for other_view in View:
         for number in itertools.count():
@@ -154,9 +150,7 @@ async def test_a_row_that_takes_the_key_of_one_deleted_with_it_leaves_nothing_of
 
 @pytest.mark.parametrize("table", ["GuestsV2", "GuestsBySeat"])
 @pytest.mark.parametrize("create", [insert, upsert])
-async def test_a_row_deleted_between_any_two_calls_of_the_write_that_gave_it_its_key_is_gone(
-    create: Callable[[Row], Operation], table: str
-) -> None:
+async def test_a_row_deleted_during_its_write_is_gone(create: Callable[[Row], Operation], table: str) -> None:
     """The key's claim had not passed on yet, so the delete looked for the former row's secondary rows."""
     for number in itertools.count():
         world = await on_one_bench(MemoryTableService(), ControlPhase.CUTOVER, table)
@@ -335,9 +329,7 @@ async def test_a_slow_writer_never_takes_a_newer_row_away(memory: MemoryTableSer
     await world.assert_quiet()
 
 
-async def test_a_last_look_at_a_deleted_row_sees_where_it_was_written_anew(
-    memory: MemoryTableService,
-) -> None:
+async def test_rechecking_a_deleted_row_finds_it_under_its_new_key(memory: MemoryTableService) -> None:
     """The keys that a row may stand under are listed in the mapping. Whoever settles the delete with a list
     that is older than the row's new key takes it for gone, and would delete its source row."""
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a")])

@@ -73,9 +73,7 @@ async def moved(world: DualWorld, view: View, calls: Sequence[Call]) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("case", OLD)
-async def test_a_row_is_renamed_in_the_old_view(
-    memory: MemoryTableService, phase: ControlPhase, case: str
-) -> None:
+async def test_rename_in_old_view(memory: MemoryTableService, phase: ControlPhase, case: str) -> None:
     migration, rows, calls = OLD[case]
     world = await world_in(memory, phase, migration, rows)
     await moved(world, View.OLD, calls)
@@ -86,9 +84,7 @@ async def test_a_row_is_renamed_in_the_old_view(
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("case", NEW)
-async def test_a_row_is_renamed_in_the_new_view(
-    memory: MemoryTableService, phase: ControlPhase, case: str
-) -> None:
+async def test_rename_in_new_view(memory: MemoryTableService, phase: ControlPhase, case: str) -> None:
     migration, rows, calls = NEW[case]
     world = await world_in(memory, phase, migration, rows)
     await moved(world, View.NEW, calls)
@@ -97,9 +93,7 @@ async def test_a_row_is_renamed_in_the_new_view(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_move_that_is_not_applied_leaves_the_target_key_to_the_row_that_has_it(
-    memory: MemoryTableService, phase: ControlPhase
-) -> None:
+async def test_a_failed_move_leaves_the_target_key(memory: MemoryTableService, phase: ControlPhase) -> None:
     world = await world_in(memory, phase, BY_MAIL, [ROW])
     table = "Users" if phase is ControlPhase.DUAL_WRITE else "UsersV2"
     memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), table=table, times=1, action="transact"))

@@ -60,9 +60,7 @@ def change(rekey: Commands, *, of: int) -> None:
 
 
 @pytest.mark.parametrize("targets", ["--drop-targets", "--keep-targets"])
-def test_a_rollback_to_source_ends_a_life_and_the_next_one_counts_from_zero(
-    rekey: Commands, targets: str
-) -> None:
+def test_request_counts_restart_after_a_rollback_to_source(rekey: Commands, targets: str) -> None:
     rekey("apply", "0")
     rekey("verify", "0", "--mode", "full")
     assert "backfill" in by_phase(rekey)

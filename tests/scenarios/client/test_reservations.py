@@ -117,9 +117,7 @@ async def test_a_write_that_was_cut_off_does_not_keep_its_own_key(memory: Memory
     await world.assert_quiet()
 
 
-async def test_when_a_write_that_was_cut_off_is_over_its_reservation_is(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reservations_expire(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is timed from when it was first seen, by this client's own clock."""
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
@@ -162,9 +160,7 @@ async def test_a_reservation_ends_with_the_answer_of_the_authority(memory: Memor
     await world.assert_quiet()
 
 
-async def test_a_refused_write_gives_up_a_reservation_whose_answer_was_lost(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_refused_write_releases_a_lost_reservation(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     writer = world.writer(View.NEW)
     lost = Planned(Fault(FaultKind.LOST_ANSWER), "insert", MAPPING_TABLE, nth=4)  # the forward row
@@ -190,9 +186,7 @@ async def test_the_old_view_reserves_as_well(memory: MemoryTableService) -> None
     assert [row["Month"] for row in memory.dump("PostsV2")] == ["2024-01"]
 
 
-async def test_the_etag_of_a_written_row_is_told_though_other_replicas_are_late(
-    memory: MemoryTableService,
-) -> None:
+async def test_the_etag_is_returned_while_replicas_are_delayed(memory: MemoryTableService) -> None:
     """A made-up one would make the caller's next conditional write fail."""
     world = await after_cutover(memory, post("hello", "2024-01"))
 
@@ -232,9 +226,7 @@ async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> Non
     await world.assert_quiet()
 
 
-async def test_an_upsert_finds_out_anew_when_the_row_came_or_went_meanwhile(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_upsert_rereads_when_the_row_came_or_went(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     other = world.writer(View.NEW, "other", sleep=_never)
     meanwhile = [insert(in_month(world, "2024-01", "other")), delete(JANUARY)]

@@ -100,9 +100,7 @@ MIGRATIONS = pytest.mark.parametrize(
 
 
 @MIGRATIONS
-async def test_in_the_old_view_a_write_takes_three_round_trips(
-    memory: MemoryTableService, migration: Migration
-) -> None:
+async def test_old_view_takes_three_round_trips(memory: MemoryTableService, migration: Migration) -> None:
     row = first_row(migration)
     key = key_of(row)
     world = await memory_world(migration, memory).prepare([row])
@@ -119,9 +117,7 @@ async def test_in_the_old_view_a_write_takes_three_round_trips(
     assert world.counters.fast == world.counters.writes
 
 
-async def test_a_row_that_moves_takes_one_round_trip_more_for_keys_that_it_reserves(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_moving_row_takes_one_round_trip_more(memory: MemoryTableService) -> None:
     """A new main key is claimed together with the reads. Index keys are new only as the row that was read
     tells, and a key that the row had before is claimed already."""
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
@@ -131,18 +127,14 @@ async def test_a_row_that_moves_takes_one_round_trip_more_for_keys_that_it_reser
     assert await rounds.of(View.OLD, replace(post("hello", "2024-01", "b"))) == 4
 
 
-async def test_a_row_that_the_backfill_has_not_reached_takes_three_round_trips_too(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_uncopied_row_takes_three_round_trips(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare()
     await world.source.insert(user("ann@example.com"))
     assert await Rounds(world).of(View.OLD, replace(user("ann@example.com", Age=2))) == 3
 
 
 @MIGRATIONS
-async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
-    memory: MemoryTableService, migration: Migration
-) -> None:
+async def test_new_view_takes_three_round_trips(memory: MemoryTableService, migration: Migration) -> None:
     world = await memory_world(migration, memory).prepare([first_row(migration)])
     world.permits.move(ControlPhase.CUTOVER)
     rounds = Rounds(world)
@@ -159,9 +151,7 @@ async def test_in_the_new_view_after_cutover_a_write_takes_three_round_trips(
 
 
 @MIGRATIONS
-async def test_in_the_new_view_after_cutover_a_replace_reads_nothing_twice(
-    memory: MemoryTableService, migration: Migration
-) -> None:
+async def test_a_new_view_replace_rereads_nothing(memory: MemoryTableService, migration: Migration) -> None:
     """What was written by conditions alone is not propagated again after the answer."""
     world = await memory_world(migration, memory).prepare([first_row(migration)])
     world.permits.move(ControlPhase.CUTOVER)
@@ -172,9 +162,7 @@ async def test_in_the_new_view_after_cutover_a_replace_reads_nothing_twice(
     assert (world.counters.fast, world.counters.propagated) == (1, 0)
 
 
-async def test_a_row_made_anew_takes_one_round_more_where_it_was_not_seen_to_go(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_recreated_row_takes_one_round_trip_more(memory: MemoryTableService) -> None:
     """Its old key is in the mapping already: its new key is reserved there, on what the mapping says. Who
     deleted the row has seen that and reserves at once; another client reads it first."""
     world = await memory_world(replace_fields(POSTS, indexes=()), memory).prepare([post("hello")])
@@ -215,9 +203,7 @@ async def test_what_a_replace_asks_of_the_service(memory: MemoryTableService) ->
 
 
 @MIGRATIONS
-async def test_acknowledged_by_the_authority_a_write_takes_two_round_trips_and_its_replicas_follow(
-    memory: MemoryTableService, migration: Migration
-) -> None:
+async def test_authority_ack_takes_two_round_trips(memory: MemoryTableService, migration: Migration) -> None:
     row = first_row(migration)
     world = await memory_world(migration, memory).prepare([row])
     rounds, writer = Rounds(world), world.writer(acknowledge=Acknowledge.AUTHORITY)
@@ -229,9 +215,7 @@ async def test_acknowledged_by_the_authority_a_write_takes_two_round_trips_and_i
     assert await rounds.of(View.OLD, changed, by=writer) > 3, "its ETag is the one of a replica"
 
 
-async def test_when_too_many_replicas_follow_behind_a_caller_waits_for_its_own(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_bound_replicas(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "MAX_BEHIND", 0)
     row = user("ann@example.com")
     world = await memory_world(USERS, memory).prepare([row])

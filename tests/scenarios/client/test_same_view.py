@@ -75,9 +75,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize(("sent", "kept"), DOCUMENTED.items())
-async def test_every_documented_form_of_a_datetime_is_kept_in_utc_on_both_sides(
-    memory: MemoryTableService, sent: str, kept: str
-) -> None:
+async def test_every_datetime_form_is_stored_in_utc(memory: MemoryTableService, sent: str, kept: str) -> None:
     """ "Formatting DateTime values" in the Azure documentation."""
     world = await memory_world(USERS, memory).prepare()
     typed = {"At": sent, "At@odata.type": "Edm.DateTime"}
@@ -96,9 +94,7 @@ async def test_every_documented_form_of_a_datetime_is_kept_in_utc_on_both_sides(
     ],
     ids=["32,768 characters", "65,536 bytes"],
 )
-async def test_values_of_exactly_64_kib_are_judged_by_the_service(
-    memory: MemoryTableService, values: Row
-) -> None:
+async def test_the_service_judges_values_of_64_kib(memory: MemoryTableService, values: Row) -> None:
     """Orleans writes chunks of 64 KiB. A value that is longer gets the service's own refusal."""
     world = await memory_world(USERS, memory).prepare()
     await world.writer().write([insert(user(ANN.row, **values))])
@@ -175,9 +171,7 @@ async def test_rows_keyed_by_content_have_moved_when_the_answer_is_there(memory:
     assert TargetKey(0, "2024-02", "hello") in forward.targets
 
 
-async def test_rows_before_the_backfill_are_claimed_and_copied_by_their_write(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_write_claims_and_copies_an_uncopied_row(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare()
     await world.source.insert(user(ANN.row))
     await world.writer().write([replace(user(ANN.row, Age=2))])
@@ -185,9 +179,7 @@ async def test_rows_before_the_backfill_are_claimed_and_copied_by_their_write(
 
 
 @pytest.mark.parametrize("migration", [USERS, POSTS], ids=["key-derived", "content-derived"])
-async def test_answers_of_the_authority_are_the_callers(
-    memory: MemoryTableService, migration: object
-) -> None:
+async def test_the_authoritys_answers_are_returned(memory: MemoryTableService, migration: object) -> None:
     row = user(ANN.row) if migration is USERS else post("hello")
     world = await memory_world(migration, memory).prepare([row])  # type: ignore[arg-type]
     writer = world.writer()
@@ -210,9 +202,7 @@ async def test_answers_of_the_authority_are_the_callers(
     await world.assert_quiet()
 
 
-async def test_a_row_that_the_mapping_refuses_is_refused_before_anything_is_written(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_unmappable_row_is_refused_before_any_write(memory: MemoryTableService) -> None:
     world = await memory_world(POSTS, memory).prepare([post("hello")])
     before = {name: memory.dump(name) for name in ("Posts", "PostsV2", "PostsByTag")}
     writer = world.writer()
@@ -249,9 +239,7 @@ async def test_an_index_row_of_another_row_is_a_collision(memory: MemoryTableSer
 
 
 @pytest.mark.parametrize("propagates", [False, True], ids=["client", "propagate"])
-async def test_an_index_row_under_a_key_that_was_ours_once_is_a_collision_too(
-    memory: MemoryTableService, *, propagates: bool
-) -> None:
+async def test_a_former_index_key_collides(memory: MemoryTableService, *, propagates: bool) -> None:
     """Main key and index key of a row have passed to another one; now the first wants its index key back."""
     world = await memory_world(POSTS, memory).prepare([post("hello", tags="a")])
     writer = world.writer()
@@ -355,9 +343,7 @@ async def test_after_cutover_content_moves_index_rows_but_never_the_row(memory: 
     assert memory.dump("Posts") == memory.dump("PostsByTag") == []
 
 
-async def test_after_cutover_a_row_that_the_source_cannot_express_is_refused(
-    memory: MemoryTableService,
-) -> None:
+async def test_after_cutover_an_inexpressible_row_is_refused(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row)])
     world.permits.move(ControlPhase.CUTOVER)
     writer = world.writer(View.NEW)
@@ -387,9 +373,7 @@ async def test_after_cutover_an_old_key_has_one_row(memory: MemoryTableService) 
     await world.assert_quiet()
 
 
-async def test_after_cutover_a_key_passes_on_with_its_former_owners_source_row(
-    memory: MemoryTableService,
-) -> None:
+async def test_after_cutover_a_key_passes_on_with_its_source_row(memory: MemoryTableService) -> None:
     """The former owner's delete was cut off before the source followed; the key's new owner must not make
     that row unfindable."""
     world = await memory_world(LOWERED, memory).prepare([user("ann@example.com")])

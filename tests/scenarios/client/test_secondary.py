@@ -96,9 +96,7 @@ async def test_a_backfill_writes_pairs_in_full_batches(memory: MemoryTableServic
 
 
 @pytest.mark.soak
-async def test_fifty_thousand_registrations_take_no_more_transactions_than_their_rows_need(
-    memory: MemoryTableService,
-) -> None:
+async def test_the_backfill_of_pairs_fills_its_transactions(memory: MemoryTableService) -> None:
     migration = load_script(ROOT / "migrations/0004_race_registrations.py").migration
     world = await World(memory, migration).prepare(registrations(50_000))
     sizes = Counter[int]()
@@ -120,9 +118,7 @@ async def test_fifty_thousand_registrations_take_no_more_transactions_than_their
     assert every(-(-size // 2) * 2 == size for size in sizes), "pairs are never taken apart"
 
 
-async def test_where_one_row_of_a_pair_is_there_already_propagate_decides_about_both(
-    memory: MemoryTableService,
-) -> None:
+async def test_propagate_decides_where_half_a_pair_exists(memory: MemoryTableService) -> None:
     """A copy from an older scan: the main row stands there with its secondary row under a newer key."""
     world = await World(memory, RACES).prepare([racer("01234", 55), racer("02000", 30)])
     old = memory.dump("Races")
@@ -205,9 +201,7 @@ async def test_a_pair_that_is_deleted_while_it_is_mended_leaves_no_half(memory: 
     assert memory.dump("RacesByKey") == []
 
 
-async def test_a_pair_that_comes_while_it_is_read_is_not_taken_for_a_row_left_over(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_pair_inserted_during_the_read_is_no_leftover(memory: MemoryTableService) -> None:
     """The main row was not there when it was read, its secondary row was: deleted alone, it leaves half."""
     world = await World(memory, RACES).prepare([racer("01234", 55)])
     await world.propagator.propagate(JOHN)
@@ -271,9 +265,7 @@ async def test_two_rows_that_exchange_their_secondary_keys_get_there(memory: Mem
 
 
 @pytest.mark.parametrize("verb", [insert, upsert], ids=lambda verb: verb.__name__)
-async def test_in_cutover_a_secondary_key_of_another_row_is_refused_before_anything_is_written(
-    memory: MemoryTableService, verb: Callable[[Row], Operation]
-) -> None:
+async def test_a_taken_key_is_refused(memory: MemoryTableService, verb: Callable[[Row], Operation]) -> None:
     world = await DualWorld(memory, LANES).prepare([racer("1", Lane="a")])
     world.permits.move(ControlPhase.CUTOVER)
     seen, writes = watch(world)
@@ -292,9 +284,7 @@ def new_row(world: World, source_row: Row) -> Row:
 
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
-async def test_every_verb_in_the_old_view_writes_pairs(
-    memory: MemoryTableService, phase: ControlPhase
-) -> None:
+async def test_every_verb_in_old_view_writes_pairs(memory: MemoryTableService, phase: ControlPhase) -> None:
     world = await DualWorld(memory, RACES).prepare([racer("02000", 30)])
     world.permits.move(phase)
     writer = world.writer()
@@ -320,9 +310,7 @@ async def test_every_verb_in_the_old_view_writes_pairs(
 
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
-async def test_every_verb_in_the_new_view_writes_pairs(
-    memory: MemoryTableService, phase: ControlPhase
-) -> None:
+async def test_every_verb_in_new_view_writes_pairs(memory: MemoryTableService, phase: ControlPhase) -> None:
     world = await DualWorld(memory, RACES).prepare([racer("02000", 30)])
     world.permits.move(phase)
     writer = world.writer(View.NEW)
@@ -354,9 +342,7 @@ async def test_every_verb_in_the_new_view_writes_pairs(
     assert world.counters.left == world.counters.replica_failures == 0
 
 
-async def test_in_cutover_a_secondary_row_is_part_of_its_main_rows_transaction(
-    memory: MemoryTableService,
-) -> None:
+async def test_in_cutover_a_pair_is_one_transaction(memory: MemoryTableService) -> None:
     world = await DualWorld(memory, RACES).prepare([racer("01234", 55)])
     world.permits.move(ControlPhase.CUTOVER)
     _, writes = watch(world)
@@ -374,9 +360,7 @@ async def test_in_cutover_a_secondary_row_is_part_of_its_main_rows_transaction(
 
 
 @pytest.mark.parametrize("verb", [insert, replace, upsert], ids=lambda verb: verb.__name__)
-async def test_a_secondary_row_is_listed_before_it_is_written_with_the_authority(
-    memory: MemoryTableService, verb: Callable[[Row], Operation]
-) -> None:
+async def test_pairs_are_listed_first(memory: MemoryTableService, verb: Callable[[Row], Operation]) -> None:
     world = await DualWorld(memory, RACES).prepare([] if verb is insert else [racer("01234", 55)])
     world.permits.move(ControlPhase.CUTOVER)
     forward_key, listed = world.mapping.rows.forward_key(JOHN), list[frozenset[TargetKey]]()
@@ -407,9 +391,7 @@ async def test_a_transaction_counts_the_secondary_rows_of_its_rows(memory: Memor
 
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
-async def test_a_secondary_row_is_not_written_by_itself(
-    memory: MemoryTableService, phase: ControlPhase
-) -> None:
+async def test_a_lone_secondary_row_is_refused(memory: MemoryTableService, phase: ControlPhase) -> None:
     world = await DualWorld(memory, RACES).prepare([racer("01234", 55)])
     world.permits.move(phase)
     secondary = next(row for row in memory.dump("RacesByKey") if row["RowKey"].startswith("AGE:"))
@@ -441,9 +423,7 @@ async def application(world: DualWorld, draw: random.Random, view: View, client:
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 @pytest.mark.parametrize("seed", others_in_soak(range(12), kept=range(2)))
-async def test_a_reader_never_sees_half_a_pair_whatever_happens_at_the_same_time(
-    memory: MemoryTableService, seed: int, phase: ControlPhase
-) -> None:
+async def test_no_reader_sees_half_a_pair(memory: MemoryTableService, seed: int, phase: ControlPhase) -> None:
     """Writers in both views, the copy, sweeps and propagators at the same time, answers that are lost."""
     draw = random.Random(seed)
     world = await DualWorld(memory, RACES).prepare([racer(f"{n:05}", 20 + n) for n in range(4)])
@@ -497,9 +477,7 @@ async def test_a_reader_never_sees_half_a_pair_whatever_happens_at_the_same_time
 # --- verification -------------------------------------------------------------------------------------------
 
 
-async def test_verification_tells_both_kinds_and_reads_their_table_once(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_one_read_verifies_both_row_kinds(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, RACES), racers(30))
     read: list[str] = []
 
@@ -529,9 +507,7 @@ async def test_verification_tells_both_kinds_and_reads_their_table_once(
     ]
 
 
-async def test_every_difference_of_either_kind_is_found_and_mended(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_differences_of_both_kinds_are_repaired(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, RACES), racers(20))
     table = memory.table("RacesByKey")
     rows = {key_of(row): content_of(row) for row in memory.dump("RacesByKey")}

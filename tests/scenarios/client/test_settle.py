@@ -40,9 +40,7 @@ async def test_settling_does_not_wait_for_writes_that_began_after_it() -> None:
     await world.assert_quiet()
 
 
-async def test_settling_waits_for_the_running_attempt_not_for_the_pause_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_settling_awaits_an_attempt_but_not_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that is being tried while an epoch ends, and fails again, must not hold the epoch up for long."""
     memory = MemoryTableService()
     world = await memory_world(USERS, memory).prepare()
@@ -75,9 +73,7 @@ async def test_settling_waits_for_the_running_attempt_not_for_the_pause_after_it
     await world.assert_quiet()
 
 
-async def test_a_transaction_cut_off_after_its_answer_leaves_all_its_intents(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_canceled_transaction_leaves_all_its_intents(memory: MemoryTableService) -> None:
     """One key was settled already, the other not: none of the intents is removed, none forgotten."""
     world = await memory_world(USERS, memory).prepare()
     rows = [user("ann@example.com"), user("bob@example.com")]
@@ -170,9 +166,7 @@ async def _pass_by(_seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_freeze_waits_for_an_open_outcome_only_as_long_as_a_request_can_be_late(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_freeze_awaits_an_unknown_outcome_for_a_bounded_time(memory: MemoryTableService) -> None:
     """Then the key is settled, and its intent does not hold up the runner until it is old."""
     world = await memory_world(USERS, memory).prepare()
     writer, waited = world.writer(sleep=_never), list[float]()
@@ -196,9 +190,7 @@ async def test_a_freeze_waits_for_an_open_outcome_only_as_long_as_a_request_can_
     await world.assert_quiet()
 
 
-async def test_the_intent_of_a_write_that_met_an_unfinished_one_stays_for_a_while(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_intent_that_met_an_unfinished_write_stays(memory: MemoryTableService) -> None:
     """Who deletes a row that has no replica yet has met the write that makes it."""
     world = await memory_world(USERS, memory).prepare()
     await world.source.insert(user("ann@example.com"))
@@ -219,9 +211,7 @@ async def test_the_intent_of_a_write_that_met_an_unfinished_one_stays_for_a_whil
     [("merge", 1), ("delete", 2)],
     ids=["it cannot be marked as settled", "the others cannot be removed"],
 )
-async def test_an_intent_that_is_to_stay_is_kept_and_the_others_of_its_call_are_removed(
-    memory: MemoryTableService, fails: str, left: int
-) -> None:
+async def test_only_lasting_intents_of_a_call_stay(memory: MemoryTableService, fails: str, left: int) -> None:
     """Only the deleted row, which had no replica yet, has met an unfinished write."""
     world = await memory_world(USERS, memory).prepare()
     ann, bob = user("ann@example.com"), user("bob@example.com")

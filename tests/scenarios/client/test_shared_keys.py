@@ -112,9 +112,7 @@ def test_of_two_spellings_created_at_once_in_the_old_view_one_is_refused(folded:
     assert_one_won(folded, answers)
 
 
-def test_of_two_spellings_created_at_once_in_the_new_view_after_cutover_one_is_refused(
-    folded: Company,
-) -> None:
+def test_of_two_spellings_created_at_once_after_cutover_one_is_refused(folded: Company) -> None:
     first, second = folded.client(View.NEW), folded.client(View.NEW)
     folded.apply()
     folded.apply(Phase.CUTOVER)

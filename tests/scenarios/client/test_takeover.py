@@ -249,9 +249,7 @@ def _key(row: Row) -> EntityKey:
         (ControlPhase.RETIRED, True, False),
     ],
 )
-async def test_clients_settle_where_replicas_follow_and_no_freeze_is_on(
-    phase: ControlPhase, reverse: bool, settles: bool
-) -> None:
+async def test_clients_settle_unless_frozen(phase: ControlPhase, reverse: bool, settles: bool) -> None:
     """After a cutover without a way back a settled key would be deleted from the source, or fail."""
     memory = MemoryTableService(clock=FakeClock())
     world = memory_world(changed(USERS, reverse=reverse), memory)

@@ -49,9 +49,7 @@ def users(count: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("migration", [USERS, POSTS], ids=["keys from keys", "keys from content"])
-async def test_every_row_arrives_in_every_target_with_its_mapping(
-    memory: MemoryTableService, migration: object
-) -> None:
+async def test_every_row_gets_targets_and_mapping(memory: MemoryTableService, migration: object) -> None:
     rows = users(450) if migration is USERS else [post(f"p{n:03}", f"2024-0{n % 9 + 1}") for n in range(350)]
     world = await World(memory, USERS if migration is USERS else POSTS).prepare(rows)
     assert await backfill(world) == len(rows)
@@ -74,9 +72,7 @@ async def gathered(world: World) -> int:
     return copied.rows
 
 
-async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mapping_yields_the_loop(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that may go are not held up for as long as a window takes."""
     rows = [user(f"user{number:05}@example.com", f"p{number % 7}") for number in range(6_000)]
     world = await World(memory, USERS).prepare(rows)
@@ -172,9 +168,7 @@ async def test_copying_again_changes_nothing(memory: MemoryTableService) -> None
     assert (memory.dump("UsersV2"), memory.dump(MAPPING_TABLE)) == before
 
 
-async def test_a_row_that_a_writer_put_there_first_is_not_overwritten_by_an_older_scan(
-    memory: MemoryTableService,
-) -> None:
+async def test_an_older_scan_does_not_overwrite_a_writers_row(memory: MemoryTableService) -> None:
     """The row changes and is propagated after the page was read and before it is written."""
     world = await World(memory, USERS).prepare(users(30))
     key = EntityKey("p3", "user0003@example.com")
@@ -258,9 +252,7 @@ async def test_work_goes_on_behind_the_cursor_and_nothing_is_read_twice(memory: 
     world.assert_in_step()
 
 
-async def test_a_stop_request_ends_after_a_whole_window_with_its_checkpoint(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_stop_ends_after_a_window_with_its_checkpoint(memory: MemoryTableService) -> None:
     world = await World(memory, USERS).prepare(users(3000))
     kept: list[Segment] = []
     copied, whole = await copy_segments(
@@ -278,9 +270,7 @@ async def test_a_stop_request_ends_after_a_whole_window_with_its_checkpoint(
     world.assert_in_step()
 
 
-async def test_two_rows_of_one_target_key_stop_the_backfill_and_the_first_stays(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_target_key_collision_stops_the_backfill(memory: MemoryTableService) -> None:
     rows = [*users(50), user("ann@example.com"), user("Ann@example.com")]
     world = await World(memory, LOWERED).prepare(rows)
     with pytest.raises(Collision) as collision:
@@ -313,9 +303,7 @@ async def test_segments_are_done_one_after_another_each_within_its_bounds(memory
     world.assert_in_step()
 
 
-async def test_when_the_service_fails_the_error_comes_through_and_no_checkpoint_is_claimed(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_failed_write_raises_and_stores_no_checkpoint(memory: MemoryTableService) -> None:
     world = await World(memory, USERS).prepare(users(120))
     kept: list[Segment] = []
 

@@ -21,9 +21,7 @@ async def table(memory: MemoryTableService) -> MemoryTable:
     return memory.table("Things")
 
 
-async def test_what_was_there_is_returned_and_kept_and_the_rest_is_inserted(
-    memory: MemoryTableService, table: MemoryTable
-) -> None:
+async def test_bulk_insert_keeps_existing_rows(memory: MemoryTableService, table: MemoryTable) -> None:
     for number in (3, 50, 99):
         await table.insert(row(number, "first"))
     batch = [Operation(Verb.INSERT, row(number, "second")) for number in range(100)]

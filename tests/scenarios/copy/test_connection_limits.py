@@ -90,9 +90,7 @@ async def test_a_client_that_pipelines_and_reads_nothing_is_aborted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("address", ["admin", "url"])
-async def test_a_client_that_reads_nothing_is_aborted_at_each_address(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stalled_readers_aborted(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rekey.proxy.running.Bounds", lambda: sockets.Bounds(1, 1.0, 1.0))
     async with proxied(config_in(tmp_path, "connections = 1")) as (found, _):
         found = replace(found, url=getattr(found, address))
@@ -110,9 +108,7 @@ async def test_a_client_that_reads_nothing_is_aborted_at_each_address(
         writer.transport.abort()
 
 
-async def test_tls_connections_count_before_their_handshake_and_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tls_handshakes_count_and_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "HANDSHAKE_S", 2.0)
     config = config_in(tmp_path, "connections = 3")
     async with proxied(config, certificate_in(tmp_path)) as (found, meter):

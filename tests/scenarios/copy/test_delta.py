@@ -37,9 +37,7 @@ async def one_pass(world: World, watermark: str) -> PassResult:
 
 
 @pytest.mark.parametrize("told", [["12:00:07", "12:00:07", "12:00:08"], ["12:00:07", "12:00:31"]])
-async def test_the_next_second_is_the_one_behind_the_question_however_late_it_is_heard_of(
-    told: list[str],
-) -> None:
+async def test_the_next_second_follows_the_question_not_the_answer(told: list[str]) -> None:
     """What is written in a later one is not taken for older."""
     answers = [f"2024-01-31T{time}Z" for time in told]
 
@@ -64,9 +62,7 @@ async def test_a_pass_brings_new_changed_and_moved_rows(memory: MemoryTableServi
     world.assert_in_step()
 
 
-async def test_the_watermark_is_the_time_before_the_pass_so_a_write_during_it_is_seen_by_the_next(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_the_next_pass_sees_writes_during_a_pass(memory: MemoryTableService, clock: FakeClock) -> None:
     world = await World(memory, USERS).prepare([user(f"u{n:03}@example.com") for n in range(300)])
     wrote = False
 
@@ -86,9 +82,7 @@ async def test_the_watermark_is_the_time_before_the_pass_so_a_write_during_it_is
     world.assert_in_step()
 
 
-async def test_a_request_that_was_under_way_when_the_clock_was_read_is_within_the_margin(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_in_flight_requests_are_within_the_margin(memory: MemoryTableService, clock: FakeClock) -> None:
     world = await World(memory, USERS).prepare()
     clock.advance(3600)
     await world.source.insert(user("late@example.com"))
@@ -129,9 +123,7 @@ async def test_a_row_deleted_and_written_again_while_the_sweep_runs_stays(memory
     world.assert_in_step()
 
 
-def test_digest_parts_give_back_what_was_put_in_and_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digest_parts_round_trip_and_clean_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory, what is on disk, and what is in both; a small table needs no file."""
     digests = [f"{n % 3:02}{n:030}" for n in range(5000)]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -167,9 +159,7 @@ def target_of(world: World, row: Row) -> Row:
     return world.mapper.map(row)[0].row
 
 
-async def test_a_changed_target_row_changes_its_source_row_and_what_the_mapping_drops_stays(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_changed_target_row_updates_its_source_row(memory: MemoryTableService) -> None:
     world = await cut_over(memory, [user("ann@example.com"), user("bob@example.com")])
     back = BackPropagator(world.propagator)
     target = target_of(world, user("ann@example.com"))
@@ -182,9 +172,7 @@ async def test_a_changed_target_row_changes_its_source_row_and_what_the_mapping_
     assert not await back.propagate(EntityKey("eu", "bob@example.com"))
 
 
-async def test_a_row_written_new_in_the_target_finds_its_old_key_in_its_own_properties(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_new_target_row_names_its_old_key(memory: MemoryTableService) -> None:
     world = await cut_over(memory, [user("ann@example.com")])
     back = BackPropagator(world.propagator)
     new = target_of(world, user("new@example.com"))
@@ -204,9 +192,7 @@ async def test_a_row_deleted_in_the_target_is_deleted_in_the_source(memory: Memo
     assert [row["RowKey"] for row in memory.dump("Users")] == ["bob@example.com"]
 
 
-async def test_a_row_that_does_not_know_its_old_key_is_refused_and_nothing_is_written(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_row_without_an_old_key_is_refused(memory: MemoryTableService) -> None:
     world = await cut_over(memory, [user("ann@example.com")])
     stranger: Row = {"PartitionKey": "eu", "RowKey": "0" * 32, "Name": "nobody"}
     await world.targets[0].insert(stranger)
@@ -223,9 +209,7 @@ async def test_a_row_that_does_not_know_its_old_key_is_refused_and_nothing_is_wr
     [({"ContactEmail": "other@example.com"}, "ContactEmail"), ({"Ssn": "y-2"}, "Ssn")],
     ids=["the carrier of the old key", "a property that the mapping drops"],
 )
-async def test_what_would_be_lost_on_the_way_back_is_refused_by_name(
-    memory: MemoryTableService, change: dict[str, str], names: str
-) -> None:
+async def test_lossy_reversal_refused(memory: MemoryTableService, change: dict[str, str], names: str) -> None:
     world = await cut_over(memory, [user("ann@example.com")])
     [target] = memory.dump("UsersV2")
     await world.targets[0].replace({**content_of(target), **change}, etag=etag_of(target))
@@ -236,9 +220,7 @@ async def test_what_would_be_lost_on_the_way_back_is_refused_by_name(
     assert "example" not in str(refused.value)
 
 
-async def test_a_row_that_the_application_moved_to_another_target_key_goes_back_to_its_old_one(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_moved_target_row_returns_to_its_old_key(memory: MemoryTableService) -> None:
     world = await cut_over(memory, [post("hello", "2024-01")], POSTS)
     back = BackPropagator(world.propagator)
     moved = target_of(world, post("hello", "2024-05"))
@@ -262,9 +244,7 @@ async def test_two_target_rows_of_one_old_key_are_refused(memory: MemoryTableSer
         await back.propagate(source_key)
 
 
-async def test_a_copied_timestamp_does_not_stand_in_the_way(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_a_copied_timestamp_is_reversible(memory: MemoryTableService, clock: FakeClock) -> None:
     stamped = Migration(
         source="Users",
         target=Target(
@@ -291,9 +271,7 @@ def test_a_declaration_of_the_scenarios_can_go_back() -> None:
     assert replace(USERS, reverse=False).digest() != USERS.digest()
 
 
-async def test_rows_that_are_in_step_are_passed_over_without_a_write_or_a_look_at_the_mapping(
-    memory: MemoryTableService,
-) -> None:
+async def test_rows_in_step_need_no_write_or_mapping(memory: MemoryTableService) -> None:
     rows = [user(f"u{number:03}@example.com", f"p{number % 3}") for number in range(150)]
     world = await cut_over(memory, rows)
     await world.source.merge({"PartitionKey": "p0", "RowKey": "u003@example.com", "Nm": "changed"})
@@ -310,9 +288,7 @@ async def test_rows_that_are_in_step_are_passed_over_without_a_write_or_a_look_a
     world.assert_in_step()
 
 
-async def test_on_the_way_back_only_rows_that_are_not_in_step_are_looked_at_one_by_one(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_rollback_rereads_only_differing_rows(memory: MemoryTableService) -> None:
     rows = [user(f"u{number:03}@example.com", f"p{number % 3}") for number in range(90)]
     world = await cut_over(memory, rows)
     back = BackPropagator(world.propagator)

@@ -116,9 +116,7 @@ def test_workers_copy_what_the_runner_would_have_copied(ready: Ready) -> None:
     assert told["tasks"] == len(copied)
 
 
-def test_a_worker_whose_machine_slept_before_copies_too(
-    ready: Ready, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_copies_after_its_machine_slept(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on one of its clocks is ahead of the other: a term is measured by one of them alone."""
     project, script_id, _ = ready
     monkeypatch.setattr(time, "clock_gettime", lambda _clock: time.monotonic() + 86_400)
@@ -246,9 +244,7 @@ def test_a_task_whose_term_is_over_does_nothing(ready: Ready) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"Epoch": "9"}, {"Digest": "0" * 64}, {"RunId": "0" * 32}])
-def test_a_worker_stops_before_the_next_batch_when_the_control_row_changed(
-    ready: Ready, changed: dict[str, str]
-) -> None:
+def test_a_worker_stops_when_the_control_row_changed(ready: Ready, changed: dict[str, str]) -> None:
     _stops_at_the_next_batch(ready, "control", changed)
 
 
@@ -313,9 +309,7 @@ def test_it_does_not_wait_where_every_task_was_answered_and_runs_once(ready: Rea
 
 
 @pytest.mark.parametrize("lose_state", [False, True])
-def test_a_runner_after_one_that_was_killed_waits_for_its_tasks_also_without_the_state_file(
-    ready: Ready, lose_state: bool
-) -> None:
+def test_the_next_runner_awaits_tasks_without_its_state_file(ready: Ready, lose_state: bool) -> None:
     project, script_id, executor = ready
     executor.carry = _killed
     with pytest.raises(KeyboardInterrupt):
@@ -388,9 +382,7 @@ def _far_ahead(plain: Plain) -> Plain:
         pytest.param(lambda _plain: {"form": 99}, id="answers in another form"),
     ],
 )
-def test_a_task_that_is_lost_is_done_again_and_given_up_in_the_end(
-    ready: Ready, failure: Callable[[Plain], Plain]
-) -> None:
+def test_a_lost_task_is_repeated_and_then_fails(ready: Ready, failure: Callable[[Plain], Plain]) -> None:
     project, script_id, executor = ready
     executor.tasks = 1
     failing(executor, 10**6, failure)
@@ -404,9 +396,7 @@ def test_a_task_that_is_lost_is_done_again_and_given_up_in_the_end(
     assert_in_step(project, script_id)
 
 
-def test_a_task_that_is_not_answered_is_given_to_another_worker(
-    ready: Ready, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unanswered_task_goes_to_another_worker(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
     project, script_id, executor = ready
     monkeypatch.setattr(driver, "LOST_AFTER_S", -1000)
     silent = 2

@@ -59,9 +59,7 @@ def killed_at_its_first_copy(ours: Company) -> Operation:
     return sent[0]
 
 
-def test_a_row_deleted_after_a_run_was_cut_off_does_not_come_back_with_what_that_had_sent(
-    users: Company,
-) -> None:
+def test_a_delayed_copy_does_not_bring_back_a_deleted_row(users: Company) -> None:
     late = killed_at_its_first_copy(users)
     client = users.client()
     old = next(row for row in users.project.rows("Users") if key_of(users.mapper.map(row)[0].row) == late.key)

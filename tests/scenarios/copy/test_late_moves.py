@@ -78,9 +78,7 @@ class HeldFreeze:
 
 
 @pytest.mark.parametrize("goal", [ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE, ControlPhase.COMPLETE])
-def test_a_freeze_that_arrives_while_the_next_runner_works_is_refused(
-    ours: Company, goal: ControlPhase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delayed_freeze_fails(ours: Company, goal: ControlPhase, monkeypatch: pytest.MonkeyPatch) -> None:
     def move(goal: ControlPhase) -> None:
         with ours.session(STOPPED) as session:
             if goal is ControlPhase.DUAL_WRITE:

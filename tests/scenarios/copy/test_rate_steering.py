@@ -51,9 +51,7 @@ def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:
     assert [path.name for path in state.parent.iterdir()] == ["state.sqlite.steering.json"]
 
 
-def test_what_could_not_be_said_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_setting_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -79,7 +77,7 @@ def test_a_file_that_cannot_be_understood_changes_nothing(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1.5, "7", True])
-def test_a_rate_that_is_none_is_not_taken(tmp_path: Path, rate: object) -> None:
+def test_an_invalid_rate_is_refused(tmp_path: Path, rate: object) -> None:
     state = tmp_path / "state.sqlite"
     said = {**asdict(Steering()), "entities_per_second": rate}
     steering.path_of(state).write_text(json.dumps(said))
@@ -125,9 +123,7 @@ def steered(project: Project) -> list[int | None]:
         return [one.details["entities_per_second"] for one in seen.audit_events(event="steered")]
 
 
-def test_a_setting_is_recorded_once_and_told_while_it_is_not_the_usual_one(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_setting_is_recorded_once_and_shown(rekey: Commands, project: Project) -> None:
     rekey("apply")
     rekey("throttle", "5000")
     for _ in range(2):

@@ -139,9 +139,7 @@ async def test_a_partition_that_has_a_rate_is_asked_nothing_to_split_it(memory: 
     assert every(after is not None and after.row == LAST_ROW for after in asked)
 
 
-async def test_no_page_is_read_beyond_the_end_to_which_a_split_moved_a_segment(
-    memory: MemoryTableService,
-) -> None:
+async def test_no_page_is_read_beyond_a_moved_end(memory: MemoryTableService) -> None:
     """There another reader is at work, and takes all that the rate of the partition allows for."""
     table = await table_of([(f"p{n // 50:03}", f"{n:04}") for n in range(400)], memory)
     fetched = 0
@@ -180,9 +178,7 @@ async def test_a_segment_that_its_rate_holds_up_is_split_at_once() -> None:
     assert split_at[2] < 1.5
 
 
-async def test_the_next_page_of_a_partition_is_asked_for_when_its_rate_allows_for_it(
-    memory: MemoryTableService,
-) -> None:
+async def test_the_next_page_is_requested_when_the_rate_allows(memory: MemoryTableService) -> None:
     """A page that is refused comes later than one that was asked for in time."""
     clock = FakeClock()
     table = await table_of([("hot", f"{n:04}") for n in range(60)], memory)
@@ -200,9 +196,7 @@ async def test_the_next_page_of_a_partition_is_asked_for_when_its_rate_allows_fo
 
 
 @pytest.mark.parametrize(("most", "read"), [(10**6, 9), (5_000, 6)])
-async def test_readers_wait_once_as_much_is_read_as_a_window_may_have(
-    memory: MemoryTableService, most: int, read: int
-) -> None:
+async def test_readers_wait_at_a_full_window(memory: MemoryTableService, most: int, read: int) -> None:
     """Four readers: one page was taken, each holds one, and four wait, or 5,000 bytes of them."""
     await memory.create_table("Users")
     table = memory.table("Users")
@@ -253,9 +247,7 @@ async def test_a_middle_has_a_fair_share_of_the_rows_on_both_sides(shape: str) -
     assert least <= below <= len(keys) - least
 
 
-async def test_a_middle_costs_a_few_questions_even_behind_a_long_common_prefix(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_long_common_prefix_costs_few_questions(memory: MemoryTableService) -> None:
     table = await table_of([("p" * 200, "r" * 200 + f"{n:03}") for n in range(100)], memory)
     asked = 0
 
@@ -356,9 +348,7 @@ def test_a_split_behind_the_cursor_or_of_a_segment_that_is_done_is_refused(state
 
 
 @pytest.mark.parametrize("at", others_in_soak(range(1, 160, 13), kept=range(1, 160, 39)))
-async def test_cut_off_anywhere_the_rest_is_read_and_little_is_repeated(
-    state: State, memory: MemoryTableService, at: int
-) -> None:
+async def test_cut_off_anywhere_little_is_reread(state: State, memory: MemoryTableService, at: int) -> None:
     rows: list[Row] = [user(f"user{n:04}@example.com", f"p{n % 3}") for n in range(600)]
     world = await World(memory, USERS).prepare(rows)
     calls = 0

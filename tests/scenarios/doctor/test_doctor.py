@@ -251,9 +251,7 @@ def test_a_state_file_as_rekey_makes_it_is_closed_and_current(state: Path) -> No
 
 
 @pytest.mark.parametrize("there", ["project", "project/.rekey", "project/.rekey/state.sqlite"])
-def test_a_state_that_cannot_be_written_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
-) -> None:
+def test_an_unwritable_state_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
     """Also before the first `apply`, which would have to make the file. (Root may write anything.)"""
     path, closed = tmp_path / "project/.rekey/state.sqlite", tmp_path / there
     path.parent.parent.mkdir()
@@ -284,9 +282,7 @@ def test_a_damaged_state_file_is_told_and_a_missing_one_is_none(state: Path) -> 
 # --- accounts in Azure, which answer here as the documentation says --------------------------------------
 
 
-async def test_a_made_up_key_is_tried_where_a_token_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_with_a_token_a_random_key_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The account says whether it takes keys at all. The key is random and never one that is configured."""
     tried: list[Credential | None] = []
 

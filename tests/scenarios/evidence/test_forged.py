@@ -102,9 +102,7 @@ def test_a_project_in_a_forged_bundle_is_not_believed(
     assert everything_in(forged) == before, "no state file was made, and none changed"
 
 
-def test_a_project_next_to_a_forged_bundle_is_not_believed(
-    rekey: Commands, forged: Path, tmp_path: Path
-) -> None:
+def test_a_project_by_a_forgery_is_not_believed(rekey: Commands, forged: Path, tmp_path: Path) -> None:
     """The state file that it names is none, an old one, somebody else's, or no state file at all."""
     beside = forged.parent
     schema = tmp_path / "schema"
@@ -203,9 +201,7 @@ def test_a_nested_predicate_is_told_and_not_a_fault(rekey: Commands, forged: Pat
         rekey(*VERIFY, "bundle", "--key", "evidence.pub.pem", *more, code=1)
 
 
-def test_a_forgery_is_found_by_the_right_key(
-    rekey: Commands, forged: Path, key: PublicKey, tmp_path: Path
-) -> None:
+def test_the_right_key_finds_a_forgery(rekey: Commands, forged: Path, key: PublicKey, tmp_path: Path) -> None:
     """With his own key it is whole: only another way to the right key tells."""
     assert codes(checked(forged, key)) == {"signature", "checkpoint-key"}
     assert checked(forged, attacker(tmp_path).public).is_right

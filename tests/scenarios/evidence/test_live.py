@@ -61,9 +61,7 @@ def test_without_one_a_bundle_is_whole(rekey: Commands, key: PublicKey) -> None:
     assert checked(folder, key).is_right
 
 
-def test_a_report_by_another_key_of_other_accounts_or_of_another_form_is_left_out(
-    rekey: Commands, key: PublicKey
-) -> None:
+def test_a_report_of_other_origin_or_form_is_left_out(rekey: Commands, key: PublicKey) -> None:
     for number, (signer, said) in enumerate(
         [
             (STRANGER, {}),
@@ -90,9 +88,7 @@ def test_a_file_that_is_no_report_is_left_out(rekey: Commands, key: PublicKey) -
         assert checked(folder, key).is_right
 
 
-def test_a_report_that_somebody_else_signed_is_found_in_a_bundle_that_is_right_otherwise(
-    rekey: Commands, key: PublicKey
-) -> None:
+def test_a_report_signed_by_another_key_is_found(rekey: Commands, key: PublicKey) -> None:
     """Also a statement of another type, though the right key signed it."""
     report = kept(rekey, signer_of(rekey))
     folder = exported(rekey)

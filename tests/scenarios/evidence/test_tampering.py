@@ -128,9 +128,7 @@ def test_a_tampered_log_is_found_by_the_chain(made: Made, tamper: Callable[[list
 
 
 @pytest.mark.parametrize("tamper", [removed, reordered, inserted, changed])
-def test_a_relinked_log_is_found_by_its_checkpoints(
-    made: Made, tamper: Callable[[list[bytes]], bytes]
-) -> None:
+def test_checkpoints_find_a_relinked_log(made: Made, tamper: Callable[[list[bytes]], bytes]) -> None:
     folder = made.folder
     path = folder / EVENTS
     path.write_bytes(relinked(log.lines_of(tamper(log.lines_of(path.read_bytes())))))
@@ -157,9 +155,7 @@ def test_a_log_that_was_cut_at_its_end_is_found(made: Made) -> None:
     assert codes(checked(folder, made.key, earlier=kept)) == {"log-cut"}
 
 
-def test_a_history_written_anew_is_found_by_a_kept_checkpoint(
-    made: Made,
-) -> None:
+def test_a_rewritten_history_is_found_by_a_kept_checkpoint(made: Made) -> None:
     kept = (made.before / CHECKPOINT).read_text("utf-8")
     folder = made.folder
     lines = log.lines_of((folder / EVENTS).read_bytes())
@@ -299,9 +295,7 @@ def test_a_statement_by_the_right_key_with_another_body_is_found(made: Made) -> 
         (contents.PROOFS, (b'"seq":2}', b'"seq":3}')),
     ],
 )
-def test_a_file_that_contradicts_the_audit_log_is_found(
-    made: Made, name: str, change: tuple[bytes, bytes]
-) -> None:
+def test_a_contradiction_of_the_log_is_found(made: Made, name: str, change: tuple[bytes, bytes]) -> None:
     folder = made.folder
     path = folder / "data" / name
     before = path.read_bytes()
@@ -380,9 +374,7 @@ def test_a_named_pipe_is_found_and_never_opened(made: Made, name: str) -> None:
         "other/deep/file",
     ],
 )
-def test_a_file_that_is_too_large_is_found_and_not_read(
-    made: Made, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_too_large_is_not_read(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of 50 MB in `bag-info.txt` took bagit minutes."""
     monkeypatch.setattr(bag, "_MOST_LOG_BYTES", 1 << 22)
     monkeypatch.setattr(bag, "_MOST_PAYLOAD_BYTES", 1 << 22)
@@ -398,9 +390,7 @@ def test_a_file_that_is_too_large_is_found_and_not_read(
     assert len(bag.read(path)) <= 1 << 20
 
 
-def test_checkpoints_cost_hashes_by_the_digits_of_their_sizes(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_cost_logarithmic_hashes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle with 20,000 events and as many checkpoints took hours."""
     hashed = [0]
     node_hash = merkle.node_hash
@@ -430,9 +420,7 @@ def test_checkpoints_cost_hashes_by_the_digits_of_their_sizes(
         (f"data/{contents.EARLIER}", "note", 5),
     ],
 )
-def test_json_that_no_log_holds_is_a_finding_and_not_a_fault(
-    made: Made, name: str, member: str, value: object
-) -> None:
+def test_json_of_no_log_is_a_finding(made: Made, name: str, member: str, value: object) -> None:
     path = made.folder / name
     lines = [{**json.loads(line), member: value} for line in path.read_bytes().splitlines()]
     assert lines
@@ -440,9 +428,7 @@ def test_json_that_no_log_holds_is_a_finding_and_not_a_fault(
     assert "log-unreadable" in codes(checked(made.folder, made.key))
 
 
-def test_folders_however_deep_and_files_however_many_are_found_and_not_all_read(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deep_folders_and_many_files_are_bounded(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders 1,000 deep took more stack than there is; a sparse file of 1 GiB costs its maker nothing."""
     monkeypatch.setattr(bag, "_MOST_STRANGE", 20)
     path = made.folder / "data" / "data"

@@ -180,9 +180,7 @@ def alone(number: int) -> EntityKey:
         pytest.param(alone, 1, id="one for all", marks=pytest.mark.soak),
     ],
 )
-async def test_a_sample_keeps_within_its_requests_and_counts_partitions(
-    key: Callable[[int], EntityKey], partitions: int
-) -> None:
+async def test_a_sample_bounds_its_requests(key: Callable[[int], EntityKey], partitions: int) -> None:
     table = MadeUpTable(600_000, key)
     found, _ = await inspect_table(table)  # type: ignore[arg-type]
     assert table.requests <= SAMPLE_REQUESTS

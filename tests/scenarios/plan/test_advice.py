@@ -44,9 +44,7 @@ FOLDED = replace(LOWERED, waive={})
 @pytest.mark.parametrize(
     "exact", [pytest.param(True, marks=pytest.mark.soak), False], ids=["exact", "sampled"]
 )
-async def test_no_false_alarm_on_the_worked_examples(
-    memory: MemoryTableService, script_id: str, exact: bool
-) -> None:
+async def test_examples_raise_no_alarm(memory: MemoryTableService, script_id: str, exact: bool) -> None:
     what = EXAMPLES[script_id]
     await fill(memory, what.source, GENERATORS[what.source](2_200))
     plan = await plan_one(memory, subject(what, script_id), exact=exact)
@@ -55,9 +53,7 @@ async def test_no_false_alarm_on_the_worked_examples(
     assert plan.errors == ()
 
 
-async def test_what_blocks_is_an_error_of_the_plan_and_of_its_file(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_blocking_advice_is_a_plan_error(memory: MemoryTableService, tmp_path: Path) -> None:
     await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(40)])
     plan = await make_plan([subject(FOLDED)], memory, PlanOptions(exact=True), clock=FakeClock())
     [migration] = plan.migrations
@@ -102,9 +98,7 @@ async def test_a_large_table_is_counted_from_a_part_of_its_rows(memory: MemoryTa
     assert "from 3,000 of 6,000 rows" in plan_page(plan)
 
 
-async def test_what_must_hold_for_every_row_is_asked_of_rows_that_the_sample_leaves_out(
-    memory: MemoryTableService,
-) -> None:
+async def test_conditions_on_every_row_cover_unsampled_rows(memory: MemoryTableService) -> None:
     """Of 6,001 rows every other one is looked at: not one of two that collide."""
     rows = [user(f"u{n:05}@mail.example", "p") for n in range(5_998)]
     folds = user("U00001@mail.example", "o")
@@ -133,9 +127,7 @@ def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return Commands(project, capsys, monkeypatch)
 
 
-def test_apply_refuses_before_the_first_write_and_says_how_to_go_on(
-    rekey: Commands, project: Project
-) -> None:
+def test_apply_refuses_before_any_write_and_names_the_cure(rekey: Commands, project: Project) -> None:
     project.script(MAILS_STAY)
     assert "personal-data: UsersV2 RowKey" in rekey("plan", code=1).out
     said = rekey("apply", code=1)
@@ -145,9 +137,7 @@ def test_apply_refuses_before_the_first_write_and_says_how_to_go_on(
     assert not asyncio.run(project.tables.table_exists("UsersV2"))
 
 
-def test_a_waiver_lets_apply_begin_and_its_reason_is_kept_with_the_plan(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_waiver_lets_apply_begin_and_is_recorded(rekey: Commands, project: Project) -> None:
     reason = "addresses of machines"
     project.script(
         MAILS_STAY.replace('capture="delta"', f'capture="delta", waive={{"personal-data": "{reason}"}}')

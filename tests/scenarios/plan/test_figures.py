@@ -82,9 +82,7 @@ def told_lanes(page: str, table: str) -> dict[str, tuple[int, int]]:
     }
 
 
-async def test_an_exact_plan_says_of_every_figure_what_the_rows_say(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exact_plans_are_exact(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than are looked at for advice: no figure may rest on these alone, unsaid."""
     monkeypatch.setattr(survey, "MOST_ROWS", 1_000)
     rows = readings(300)
@@ -189,9 +187,7 @@ async def test_an_exact_inspection_says_what_the_rows_say(memory: MemoryTableSer
     assert found.schemas == (2_400,)
 
 
-async def test_a_sampled_inspection_weights_its_bytes(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_are_weighted(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rows in key order are small, and read whole; the many that follow are large."""
     monkeypatch.setattr(inspect, "HEAD_ROWS", 2_000)
     monkeypatch.setattr(inspect, "SAMPLE_REQUESTS", 8)

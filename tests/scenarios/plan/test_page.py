@@ -57,9 +57,7 @@ def page_of(rekey: Commands, *words: str) -> Path:
 
 
 @pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
-def test_no_key_of_any_row_is_in_the_page_or_the_document(
-    rekey: Commands, script: str, table: str, make: Make
-) -> None:
+def test_the_page_and_its_document_hold_no_key(rekey: Commands, script: str, table: str, make: Make) -> None:
     """Neither old keys nor new ones, even when they were to be shown."""
     rows = [{**row, "PartitionKey": f"canary-{row['PartitionKey']}"} for row in make(400)]
     example(rekey, script, table, rows)
@@ -71,9 +69,7 @@ def test_no_key_of_any_row_is_in_the_page_or_the_document(
 
 
 @pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
-def test_it_shows_partitions_keys_batches_and_load_before_and_after(
-    rekey: Commands, script: str, table: str, make: Make
-) -> None:
+def test_it_shows_designs_before_and_after(rekey: Commands, script: str, table: str, make: Make) -> None:
     example(rekey, script, table, make(600), PRICES)
     text = page_of(rekey, "--exact").read_text("utf-8")
     titles = re.findall(r"<svg [^>]*><title>([^<]*)</title><desc>([^<]+)</desc>", text)
@@ -123,9 +119,7 @@ def test_a_path_that_cannot_be_written_is_refused_by_its_option(rekey: Commands)
         for one in EXAMPLES
     ],
 )
-def test_chromium_draws_every_plot_and_has_nothing_to_complain_of(
-    rekey: Commands, tmp_path: Path, script: str, table: str, make: Make
-) -> None:
+def test_chromium_draws_plots(rekey: Commands, tmp_path: Path, script: str, table: str, make: Make) -> None:
     example(rekey, script, table, make(600))
     page = page_of(rekey, "--exact")
     shown = opened(page, tmp_path)
@@ -139,9 +133,7 @@ def test_chromium_draws_every_plot_and_has_nothing_to_complain_of(
 
 @needs_browser
 @pytest.mark.parametrize(("width", "height"), [(400, 844), (1280, 900)])
-def test_the_first_plot_and_all_tables_are_seen_without_scrolling_sideways(
-    rekey: Commands, tmp_path: Path, width: int, height: int
-) -> None:
+def test_nothing_scrolls_sideways(rekey: Commands, tmp_path: Path, width: int, height: int) -> None:
     """On a phone and on a desk; the first plot also without scrolling down."""
     example(rekey, "0002_posts_by_month", "Posts", posts(600), PRICES)
     found = laid_out(page_of(rekey, "--exact"), tmp_path, width)

@@ -102,9 +102,7 @@ async def test_planning_writes_nothing(memory: MemoryTableService) -> None:
     assert not await memory.table_exists("UsersV2")
 
 
-async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request(
-    memory: MemoryTableService,
-) -> None:
+async def test_colliding_keys_are_shown_only_on_request(memory: MemoryTableService) -> None:
     rows = [user(f"anna{n}@mail.example") for n in range(2_500)]
     await fill(memory, "Users", [*rows, user("ANNA7@mail.example"), user("Anna7@mail.example")])
     plan = await make_plan([subject(LOWERED)], memory, PlanOptions(exact=True), clock=FakeClock())
@@ -124,9 +122,7 @@ async def test_keys_that_fold_together_are_found_named_and_shown_only_on_request
     assert "mail.example" not in json.dumps(shown.as_json(keys=False)).lower()
 
 
-async def test_rows_that_cannot_be_mapped_are_shown_by_key_only_on_request(
-    memory: MemoryTableService,
-) -> None:
+async def test_unmappable_rows_are_shown_only_on_request(memory: MemoryTableService) -> None:
     broken = {"PartitionKey": "blog", "RowKey": "secret-slug", "Tags": "a"}
     await fill(memory, "Posts", [broken, *posts(20)])
     plan = await make_plan([subject(POSTS)], memory, PlanOptions(exact=True))
@@ -209,9 +205,7 @@ async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTab
 
 
 @pytest.mark.parametrize("count", [12_000, pytest.param(30_000, marks=pytest.mark.soak)])
-async def test_a_large_table_is_sampled_within_bounds_and_says_so(
-    memory: MemoryTableService, count: int
-) -> None:
+async def test_a_large_table_is_sampled_within_bounds(memory: MemoryTableService, count: int) -> None:
     await fill(memory, "Users", [user(f"u{n:06}@mail.example", f"p{n % 20:02}") for n in range(count)])
     pages = 0
 
@@ -309,9 +303,7 @@ async def test_a_source_that_an_earlier_script_makes_is_a_note(memory: MemoryTab
 
 
 @pytest.mark.parametrize("error", [EndpointDown, CredentialRefused])
-async def test_a_service_that_cannot_be_asked_ends_the_plan_with_its_error(
-    memory: MemoryTableService, error: type[EndpointDown]
-) -> None:
+async def test_a_service_error_ends_the_plan(memory: MemoryTableService, error: type[EndpointDown]) -> None:
     async def gate(_call: Call) -> None:
         raise error("no answer")
 
@@ -341,9 +333,7 @@ async def test_short_and_empty_pages_are_read_to_the_end(memory: MemoryTableServ
         assert plan.inventory is not None and plan.inventory.rows.rows == 1_500
 
 
-async def test_the_text_stays_within_its_width_and_tells_what_happens(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_the_text_is_narrow_and_complete(memory: MemoryTableService, tmp_path: Path) -> None:
     await fill(memory, "Users", [user(f"u{n:04}@mail.example") for n in range(1_500)])
     await fill(memory, "Posts", [*posts(50), post("x", month="a/b")])
     unheld: Subject = replace(subject(POSTS, "0002_posts"), ids_hold=False)

@@ -165,9 +165,7 @@ async def test_a_second_runner_is_refused_and_told_who_and_until_when(runners: R
     assert refused.value.exit_code == ExitCode.REFUSED
 
 
-async def test_a_lease_that_is_renewed_stays_for_as_long_as_it_takes(
-    runners: Runners, hand: HandClock
-) -> None:
+async def test_a_renewed_lease_stays(runners: Runners, hand: HandClock) -> None:
     async with runners.lease() as lease:
         for _ in range(50):
             await hand.pass_time(RENEW_EVERY_S)
@@ -177,9 +175,7 @@ async def test_a_lease_that_is_renewed_stays_for_as_long_as_it_takes(
         assert runners.rows()[0]["Renewals"] == 50
 
 
-async def test_the_lease_of_a_killed_runner_elsewhere_is_free_after_duration_and_margin(
-    runners: Runners, hand: HandClock
-) -> None:
+async def test_a_killed_runners_lease_elsewhere_expires(runners: Runners, hand: HandClock) -> None:
     async with runners.killed(THERE):
         await hand.pass_time(DURATION_S + SAFETY_S - 1)
         with pytest.raises(Locked):
@@ -189,9 +185,7 @@ async def test_the_lease_of_a_killed_runner_elsewhere_is_free_after_duration_and
             lease.check()
 
 
-async def test_the_holder_stops_trusting_its_lease_before_another_may_take_it(
-    runners: Runners, hand: HandClock
-) -> None:
+async def test_the_holder_gives_up_before_another_may_begin(runners: Runners, hand: HandClock) -> None:
     async with runners.killed(THERE) as asleep:
         await hand.pass_time(DURATION_S - 1)
         asleep.check()
@@ -212,9 +206,7 @@ async def test_a_runner_killed_on_this_machine_is_succeeded_at_once(runners: Run
     [{"host": "other"}, {"boot": "boot-0"}, {"lock": "1:11"}, {"namespace": "pid:[2]"}],
     ids=["another host", "another boot", "another locked file", "another process namespace"],
 )
-async def test_a_dead_process_id_proves_nothing_elsewhere(
-    runners: Runners, difference: dict[str, str]
-) -> None:
+async def test_a_process_id_elsewhere_is_no_proof(runners: Runners, difference: dict[str, str]) -> None:
     async with runners.killed(replace(HERE, **difference)):  # type: ignore[arg-type]
         with pytest.raises(Locked):
             await runners.lease(replace(HERE, pid=101, process="process-3")).acquire()
@@ -289,9 +281,7 @@ async def test_a_second_lease_in_one_process_is_refused(runners: Runners) -> Non
             await runners.lease().acquire()
 
 
-async def test_a_renewal_that_fails_is_tried_again_in_time(
-    runners: Runners, hand: HandClock, faults: Planned
-) -> None:
+async def test_a_failed_renewal_is_repeated(runners: Runners, hand: HandClock, faults: Planned) -> None:
     async with runners.lease() as lease:
         faults.down = True
         await hand.pass_time(RENEW_EVERY_S + 5 * RETRY_S)
@@ -302,9 +292,7 @@ async def test_a_renewal_that_fails_is_tried_again_in_time(
         lease.check()
 
 
-async def test_a_renewal_that_keeps_failing_loses_the_lease_in_time(
-    runners: Runners, hand: HandClock, faults: Planned
-) -> None:
+async def test_failing_renewals_lose_the_lease(runners: Runners, hand: HandClock, faults: Planned) -> None:
     async with runners.lease() as lease:
         faults.down = True
         await hand.pass_time(DURATION_S + RETRY_S)
@@ -338,9 +326,7 @@ async def test_taking_the_lease_survives_a_lost_answer(
     assert runners.rows() == []
 
 
-async def test_a_lease_that_was_taken_away_is_noticed_and_not_taken_back(
-    runners: Runners, hand: HandClock
-) -> None:
+async def test_a_lost_lease_is_noticed_and_not_taken_back(runners: Runners, hand: HandClock) -> None:
     async with runners.lease() as lease:
         table = runners.service.table(CONTROL_TABLE)
         [row] = runners.rows()
@@ -376,9 +362,7 @@ async def test_a_release_that_fails_does_not_hide_how_the_work_ended(
     assert "ends by itself" in caplog.text
 
 
-async def test_a_service_that_is_down_says_so_when_the_lease_is_taken(
-    runners: Runners, faults: Planned
-) -> None:
+async def test_an_outage_is_named_when_the_lease_is_taken(runners: Runners, faults: Planned) -> None:
     faults.down = True
     with pytest.raises(EndpointDown):
         await runners.lease().acquire()

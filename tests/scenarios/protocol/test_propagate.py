@@ -44,9 +44,7 @@ async def test_a_deleted_source_row_takes_its_target_row_along(memory: MemoryTab
     world.assert_in_step()
 
 
-async def test_content_that_is_part_of_the_key_moves_the_row_and_its_index_rows(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_changed_key_property_moves_row_and_index_rows(memory: MemoryTableService) -> None:
     world = await World(memory, POSTS).prepare([post("hello", "2024-01", "a,b")])
     await world.propagator.propagate(HELLO)
     await world.source.replace(post("hello", "2024-02", "b,c"))
@@ -61,9 +59,7 @@ async def test_content_that_is_part_of_the_key_moves_the_row_and_its_index_rows(
     }
 
 
-async def test_a_type_that_changed_is_a_difference_although_python_calls_the_values_equal(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_changed_type_is_a_difference(memory: MemoryTableService) -> None:
     world = await World(memory, USERS).prepare([user("ann@example.com", Age=3)])
     await world.propagator.propagate(ANN)
     [target] = memory.dump("UsersV2")
@@ -73,9 +69,7 @@ async def test_a_type_that_changed_is_a_difference_although_python_calls_the_val
     assert type(mended["Age"]) is int
 
 
-async def test_two_live_rows_of_one_target_key_are_a_collision_and_nothing_is_overwritten(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_target_key_collision_overwrites_nothing(memory: MemoryTableService) -> None:
     world = await World(memory, LOWERED).prepare([user("ann@example.com"), user("Ann@example.com")])
     await world.propagator.propagate(ANN)
     before = memory.dump("UsersV2")
@@ -100,9 +94,7 @@ async def test_a_key_whose_owner_is_gone_passes_to_the_next_row(memory: MemoryTa
     world.assert_in_step()
 
 
-async def test_an_index_row_whose_main_key_passed_on_stays_when_the_former_owner_is_swept(
-    memory: MemoryTableService,
-) -> None:
+async def test_sweeping_a_former_owner_keeps_the_index_row(memory: MemoryTableService) -> None:
     """The former owner lists both keys, and the index row points to the main key that it lists."""
     by_mail = Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))
     world = await World(memory, replace(LOWERED, indexes=[by_mail])).prepare([user("Ann@example.com")])
@@ -115,9 +107,7 @@ async def test_an_index_row_whose_main_key_passed_on_stays_when_the_former_owner
     world.assert_in_step()
 
 
-async def test_a_row_that_comes_back_under_a_key_that_passed_on_is_a_collision(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_returning_row_collides_with_its_successor(memory: MemoryTableService) -> None:
     world = await World(memory, LOWERED).prepare([user("ann@example.com")])
     await world.propagator.propagate(ANN)
     await world.source.delete(ANN)

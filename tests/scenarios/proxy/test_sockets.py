@@ -109,9 +109,7 @@ def said(answer: bytes) -> tuple[int, str]:
         HEAD.replace("Plain()", "Plain()?" + "x" * 70_000) + "\r\n",
     ],
 )
-async def test_bytes_that_could_be_read_in_two_ways_are_refused_and_not_repeated(
-    sent: str, tmp_path: Path
-) -> None:
+async def test_ambiguous_bytes_are_refused_and_not_repeated(sent: str, tmp_path: Path) -> None:
     async with proxied(config_in(tmp_path)) as found:
         answer = await exchange(found, sent.encode("latin-1"))
     assert len(re.findall(rb"HTTP/1\.[01] 4", answer)) == 1, "what follows was taken for a request"
@@ -330,9 +328,7 @@ async def test_half_an_answer_does_not_look_like_a_whole_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\xc3\xbc", b"a \xff b", b"\xed\xa0\x80"])
-async def test_bytes_that_are_no_utf8_are_refused_at_the_admin_address(
-    odd: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_non_utf8_admins_refused(odd: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS_TOKEN", "a token of sixteen bytes")
     async with proxied(config_in(tmp_path, '[proxy.access.token]\nenv = "KEYS_TOKEN"')) as found:
         admin = replace(found, url=found.admin)

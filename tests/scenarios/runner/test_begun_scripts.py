@@ -59,9 +59,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("go", GONE)
-def test_status_says_where_it_stands_and_which_command_puts_the_script_back(
-    rekey: Commands, go: Callable[[Commands], None]
-) -> None:
+def test_status_names_the_command_for_the_script(rekey: Commands, go: Callable[[Commands], None]) -> None:
     content = path_of(rekey).read_bytes()
     go(rekey)
     said = rekey("status")
@@ -203,9 +201,7 @@ def test_a_kept_script_that_cannot_be_read_any_more_hides_nothing(rekey: Command
     assert "its script is gone" in words(rekey("status").out)
 
 
-def test_a_script_that_builds_on_one_whose_file_is_gone_is_still_in_the_way_of_a_rollback(
-    rekey: Commands,
-) -> None:
+def test_a_dependent_without_a_file_still_blocks_a_rollback(rekey: Commands) -> None:
     asyncio.run(fill(rekey.project.tables, "Members", users(10)))
     script = USERS_SCRIPT.replace('"UsersV2"', '"MembersV2"').replace('"Users"', '"Members"')
     rekey.project.script(f'{script}\n__depends__ = {{"0001_users"}}\n', "0002_next.py")

@@ -127,9 +127,7 @@ async def test_the_row_is_made_once_and_then_found(store: ControlStore, service:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.TIMED_OUT])
-async def test_making_the_row_survives_a_lost_answer(
-    store: ControlStore, faults: OnWrite, kind: FaultKind
-) -> None:
+async def test_a_lost_insert_is_settled(store: ControlStore, faults: OnWrite, kind: FaultKind) -> None:
     faults.kind = kind
     assert (await store.create(NEW)).run_id == "run-1"
 
@@ -154,9 +152,7 @@ async def test_every_move_adds_one_to_the_epoch_and_keeps_the_rest(store: Contro
     assert [getattr(row, name) for name in unchanged] == [getattr(NEW, name) for name in unchanged]
 
 
-async def test_times_are_the_services_and_say_when_each_phase_began(
-    store: ControlStore, clock: FakeClock
-) -> None:
+async def test_times_are_the_services_at_each_phase(store: ControlStore, clock: FakeClock) -> None:
     row = await move_along(store, DUAL_WRITE)
     for phase in (FREEZE, CUTOVER, COMPLETE):
         clock.advance(60)
@@ -166,9 +162,7 @@ async def test_times_are_the_services_and_say_when_each_phase_began(
     assert row.completed_at == row.updated_at == "2024-01-01T00:03:00.0000000Z"
 
 
-async def test_a_way_back_that_was_given_up_keeps_the_time_of_the_cutover(
-    store: ControlStore, clock: FakeClock
-) -> None:
+async def test_an_aborted_rollback_keeps_the_cutover_time(store: ControlStore, clock: FakeClock) -> None:
     """Everything written to the target since then still has to go back, next time."""
     row = await move_along(store, DUAL_WRITE, FREEZE, CUTOVER)
     clock.advance(3600)
@@ -179,9 +173,7 @@ async def test_a_way_back_that_was_given_up_keeps_the_time_of_the_cutover(
     assert again.came_from is None
 
 
-async def test_going_back_to_dual_write_forgets_freeze_and_cutover(
-    store: ControlStore, service: MemoryTableService
-) -> None:
+async def test_dual_write_forgets_later_phases(store: ControlStore, service: MemoryTableService) -> None:
     row = await move_along(store, DUAL_WRITE, FREEZE, CUTOVER, FREEZE, DUAL_WRITE)
     assert (row.frozen_at, row.cutover_at, row.came_from) == (None, None, None)
     [stored] = service.dump(CONTROL_TABLE)
@@ -214,9 +206,7 @@ async def test_of_two_runners_that_move_at_once_one_is_refused(service: MemoryTa
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.TIMED_OUT])
-async def test_a_move_whose_answer_is_lost_is_settled_by_reading_back(
-    store: ControlStore, faults: OnWrite, kind: FaultKind
-) -> None:
+async def test_a_lost_move_is_settled(store: ControlStore, faults: OnWrite, kind: FaultKind) -> None:
     await store.create(NEW)
     faults.kind = kind
     row = await store.move(SOURCE, DUAL_WRITE)
@@ -281,9 +271,7 @@ async def test_with_its_answer_lost_what_was_said_is_read_back(store: ControlSto
 
 
 @pytest.mark.parametrize("kind", [None, FaultKind.LOST_ANSWER, FaultKind.BUSY])
-async def test_a_change_is_marked_without_a_move_or_known_not_to_be(
-    store: ControlStore, faults: OnWrite, kind: FaultKind | None
-) -> None:
+async def test_a_change_is_settled(store: ControlStore, faults: OnWrite, kind: FaultKind | None) -> None:
     before = await move_along(store, DUAL_WRITE)
     faults.kind = kind
     if kind is FaultKind.BUSY:

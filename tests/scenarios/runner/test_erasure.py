@@ -143,9 +143,7 @@ def test_it_is_on_record_before_anything_is_deleted_and_once_more_after_it(rekey
         assert "somebody" not in str(event)
 
 
-def test_where_it_cannot_be_recorded_nothing_is_erased(
-    users: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_erased_without_a_record(users: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekey.errors import MachineFailed
 
     before = mapping(users.project), users.project.rows("Users")
@@ -193,9 +191,7 @@ def test_a_source_row_that_changes_between_look_and_deletion_is_left(users: Comm
     assert any(one["Nm"] == "later" for one in project.rows("Users"))
 
 
-def test_without_its_state_file_a_migration_is_erased_from_as_well(
-    rekey: Commands, request: pytest.FixtureRequest
-) -> None:
+def test_erasure_works_without_its_state_file(rekey: Commands, request: pytest.FixtureRequest) -> None:
     """The tombstones are the truth; what is lost with the file is what rows put back are held against."""
     project, row = rekey.project, subject(rekey)
     erase(rekey, *by_old(row))
@@ -432,9 +428,7 @@ def test_a_reverse_row_alone_put_back_leads_to_the_forward_tombstone(rekey: Comm
 
 
 @pytest.mark.parametrize("how", ["moved", "redated", "without proof"])
-def test_of_a_sealed_mapping_a_tombstone_that_somebody_put_in_is_told_from_a_real_one(
-    users: Commands, how: str
-) -> None:
+def test_a_forged_tombstone_of_a_sealed_mapping_is_found(users: Commands, how: str) -> None:
     project = users.project
     erase(users, *by_old(subject(users)))
     [(at, stone)] = tombstones(project, "f.").items()

@@ -193,9 +193,7 @@ def test_a_row_that_changes_meanwhile_is_told_and_a_second_run_ends_it(posts: Co
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])
 @pytest.mark.parametrize("which", ["PostsV2", "PostsByTag"])
-def test_a_delete_whose_answer_was_lost_is_settled_by_looking(
-    posts: Commands, kind: FaultKind, which: str
-) -> None:
+def test_a_lost_delete_is_settled(posts: Commands, kind: FaultKind, which: str) -> None:
     keys = theirs(posts)
     posts.project.tables.faults = PlannedFaults(Planned(Fault(kind), action="delete", table=which))
     said = posts("erase", *by_old(subject(posts)), *WHY, WITH, "--json").json
@@ -222,9 +220,7 @@ def test_cut_off_anywhere_the_next_erasure_ends_it_with_the_targets(
 
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
-def test_while_another_migration_follows_a_target_nothing_is_deleted_past_its_clients(
-    posts: Commands, phase: ControlPhase
-) -> None:
+def test_a_target_that_another_migration_follows_is_kept(posts: Commands, phase: ControlPhase) -> None:
     """From there the rows would come back, or stay in its targets."""
     project, before = posts.project, targets(posts)
     second = named(USERS_SCRIPT.replace("Users", "PostsV2").replace("PostsV2V2", "PostsV3"), "", "")

@@ -339,9 +339,7 @@ def test_a_tombstone_of_a_data_key_that_somebody_put_in_is_told_and_replaced(rek
     assert tombstones(rekey.project)[at]["ErasedOn"] == "2024-01-02"
 
 
-def test_a_subject_whose_forward_row_was_shredded_is_erased_where_it_can_still_be_read(
-    rekey: Commands,
-) -> None:
+def test_a_subject_with_a_shredded_forward_row_is_erased(rekey: Commands) -> None:
     """Its reverse row is of a month kept longer: the search finds it, and the source row goes, too."""
     project, row = rekey.project, subject(rekey)
 

@@ -158,9 +158,7 @@ def test_what_changes_next_to_passes_and_comparisons_is_not_lost(delta: Followin
 
 
 @pytest.mark.parametrize("capture", ["delta", "dual"])
-def test_a_run_that_was_killed_goes_on_following_and_has_to_be_told_again(
-    capture: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_killed_run_follows_and_waits_again(capture: str, request: pytest.FixtureRequest) -> None:
     follow: Following = request.getfixturevalue(capture)
     ours, stopped = follow.ours, capture == "delta"
     if not stopped:
@@ -265,9 +263,7 @@ def test_a_gate_that_refuses_is_told_and_opens_later(dual: Following) -> None:
     assert ours.phase is ControlPhase.CUTOVER
 
 
-def test_in_capture_delta_nothing_is_cut_over_before_it_is_confirmed_that_writers_stopped(
-    delta: Following,
-) -> None:
+def test_delta_cutover_needs_confirmed_writers_stopped(delta: Following) -> None:
     confirmed: list[Then] = [said(lambda: delta.proceed(writers_stopped=True))]
     delta((MINUTE, said(delta.proceed)), (MINUTE, *confirmed))
     [refused] = delta.told.of("cutover-refused")
@@ -287,9 +283,7 @@ def test_a_stop_that_is_too_long_is_refused_also_when_it_is_told_to_proceed(delt
 
 @pytest.mark.parametrize("event", ["phase-begun", "freeze"])
 @pytest.mark.parametrize("capture", ["delta", "dual"])
-def test_a_hook_that_fails_before_the_cutover_refuses_it(
-    event: str, capture: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_failed_hook_refuses_cutover(event: str, capture: str, request: pytest.FixtureRequest) -> None:
     follow: Following = request.getfixturevalue(capture)
     ours, fails = follow.ours, follow.ours.project.folder / "fails"
     told = follow.hook(f'grep -q \'"name":"{event}"\' "$told" && test -e fails && exit 3\nexit 0')
@@ -397,9 +391,7 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
     assert len(delta.verified) == 3 and not delta.verified[-1].divergences, "compared again at once"
 
 
-def test_a_freeze_that_the_service_would_not_let_go_is_left_before_it_is_followed_again(
-    delta: Following,
-) -> None:
+def test_a_freeze_left_by_a_busy_service_is_undone_first(delta: Following) -> None:
     """A stray writer ends the cutover, and the move back is not done: the service is busy."""
     project, happened = delta.ours.project, list[str]()
     delta.ours.apply()
@@ -502,9 +494,7 @@ def rekey(delta: Following, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         (("--yes", "0001_users"), "it goes with --to complete"),
     ],
 )
-def test_options_that_contradict_following_are_refused(
-    rekey: Commands, words: tuple[str, ...], said: str
-) -> None:
+def test_conflicting_options_are_refused(rekey: Commands, words: tuple[str, ...], said: str) -> None:
     told = rekey("apply", "0001", "--follow", *words, code=2)
     assert said in " ".join(told.err.split())
 

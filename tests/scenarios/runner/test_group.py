@@ -159,9 +159,7 @@ def equal(project: Project, members: int) -> bool:
     ("capture", "every"),
     others_in_soak([("delta", 1), ("dual-write", 1), ("dual-write", 4)], kept=[("dual-write", 4)]),
 )
-def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(
-    tmp_path: Path, capture: str, every: int
-) -> None:
+def test_a_group_killed_at_any_write_is_never_mixed(tmp_path: Path, capture: str, every: int) -> None:
     """Neither at the kill nor behind the next command: five tables, there and back. `every`: how many writes
     it is further to the next kill."""
     kills = 0
@@ -191,9 +189,7 @@ def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(
 
 
 @pytest.mark.parametrize("single", ["apply", "verify"])
-def test_a_freeze_that_a_killed_runner_left_is_left_by_all_with_the_next_command_on_one(
-    tmp_path: Path, single: str
-) -> None:
+def test_a_freeze_of_a_killed_runner_is_left_by_all(tmp_path: Path, single: str) -> None:
     project = grouped(tmp_path)
     apply(project, Phase.RECONCILE)
     frozen = ControlStore(project.restricted, "0001_users", GROUP)
@@ -473,9 +469,7 @@ migrations = for_each_table(TABLES, lambda name: Migration(
         ('["Abc"]', '"Def"', "the migration for Abc has the source Def"),
     ],
 )
-def test_a_list_of_tables_that_cannot_be_meant_is_refused(
-    tmp_path: Path, tables: str, source: str, said: str
-) -> None:
+def test_an_invalid_list_of_tables_is_refused(tmp_path: Path, tables: str, source: str, said: str) -> None:
     project = Project(tmp_path)
     project.script(MANY.replace("TABLES", tables).replace("SOURCE", source), "0001_many.py")
     with pytest.raises(DeclarationError) as told:

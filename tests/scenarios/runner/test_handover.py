@@ -118,9 +118,7 @@ def assert_told(ours: Company, ledger: Ledger) -> None:
 # --- until the handover -------------------------------------------------------------------------------------
 
 
-def test_index_rows_follow_every_write_of_several_clients_after_complete_until_the_handover(
-    posts: Company,
-) -> None:
+def test_index_rows_follow_clients_until_the_handover(posts: Company) -> None:
     posts.apply(Phase.CUTOVER, Options(writers_stopped=True))
     ledgers = [Ledger() for _ in range(3)]
     for number, ledger in enumerate(ledgers):
@@ -150,9 +148,7 @@ def test_index_rows_follow_every_write_of_several_clients_after_complete_until_t
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_faults_and_lost_answers_leave_after_complete_is_settled_by_the_clients(
-    posts: Company, seed: int
-) -> None:
+def test_clients_settle_faults_after_complete(posts: Company, seed: int) -> None:
     complete(posts)
     ledgers = [Ledger(), Ledger()]
     for number, ledger in enumerate(ledgers):
@@ -271,9 +267,7 @@ def test_no_row_lacks_its_index_rows_at_any_time_of_the_handover(posts: Company)
     assert posts.intents == [], "clients write the main table alone"
 
 
-def test_a_comparison_after_the_handover_finds_what_the_application_leaves_out_and_repairs_it(
-    posts: Company,
-) -> None:
+def test_a_comparison_after_the_handover_repairs_what_is_missing(posts: Company) -> None:
     client = complete(posts)
     posts.verify()
     handed_over(posts)
@@ -302,9 +296,7 @@ def test_a_repair_after_the_handover_deletes_no_main_row(posts: Company) -> None
     assert EntityKey("z", "gone") not in posts.actual()["PostsByTag"]
 
 
-def test_a_late_write_of_the_application_to_an_index_row_is_put_right_until_the_handover(
-    posts: Company,
-) -> None:
+def test_a_delayed_index_write_is_repaired_until_the_handover(posts: Company) -> None:
     """It writes what an older main row gave, after another instance has written a newer one."""
     client = complete(posts)
     key = EntityKey("2024-01", "late")
@@ -366,9 +358,7 @@ def test_secondary_rows_are_written_by_client_and_application_until_the_handover
     ],
     ids=["a row that no main row gives", "a row that its main row gives"],
 )
-def test_a_secondary_row_that_the_script_does_not_give_is_refused_until_the_handover(
-    races: Company, wrong: list[Operation]
-) -> None:
+def test_an_undeclared_secondary_row_is_refused(races: Company, wrong: list[Operation]) -> None:
     client = complete(races)
     if wrong[0].verb is Verb.DELETE:
         there = next(row for row in races.project.rows("RacesByKey") if row["RowKey"].startswith("AGE:"))

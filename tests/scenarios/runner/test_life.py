@@ -174,9 +174,7 @@ def test_what_was_done_is_told_also_when_something_stops_it(rekey: Commands, pro
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_checkpoints_exits_130_and_the_next_run_goes_on(
-    rekey: Commands, project: Project, number: int
-) -> None:
+def test_a_signal_checkpoints_and_exits_130(rekey: Commands, project: Project, number: int) -> None:
     sent = False
     asyncio.run(project.fill("Users", [user(f"more{number:04}@example.com", "q") for number in range(200)]))
 
@@ -201,9 +199,7 @@ def test_a_signal_checkpoints_exits_130_and_the_next_run_goes_on(
     assert len(project.rows("UsersV2")) == ROWS + 200
 
 
-def test_a_signal_while_rows_are_tried_stops_before_anything_is_written(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_signal_during_the_row_check_writes_nothing(rekey: Commands, project: Project) -> None:
     async def interrupt(call: Call) -> None:
         if call.table == "Users":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -214,9 +210,7 @@ def test_a_signal_while_rows_are_tried_stops_before_anything_is_written(
     assert not asyncio.run(project.restricted.table_exists(CONTROL_TABLE))
 
 
-def test_a_plan_file_holds_apply_to_what_was_planned(
-    rekey: Commands, project: Project, tmp_path: Path
-) -> None:
+def test_a_plan_file_binds_apply(rekey: Commands, project: Project, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     rekey("plan", "--exact", "--show-keys", "--out", path)
     assert "@example.com" not in Path(path).read_text("utf-8")
@@ -257,9 +251,7 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     assert "Users is deleted" in capsys.readouterr().out
 
 
-def test_complete_asks_for_the_name_on_a_terminal_and_only_where_it_ends_a_way_back(
-    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_needs_the_name(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     rekey("apply")
     to_complete, terminal = (
         ("apply", "--to", "complete", "--writers-stopped"),
@@ -295,16 +287,12 @@ def test_a_rollback_to_the_source_wants_to_know_about_the_targets(rekey: Command
 @pytest.mark.parametrize(
     "words", [("verify",), ("rollback", "--drop-targets"), ("retire", "--table", "Users")]
 )
-def test_what_has_not_begun_is_refused_and_nothing_is_written(
-    rekey: Commands, project: Project, words: tuple[str, ...]
-) -> None:
+def test_a_command_before_begin_fails(rekey: Commands, project: Project, words: tuple[str, ...]) -> None:
     assert "has not begun" in rekey(*words, code=3).err
     assert not asyncio.run(project.restricted.table_exists(CONTROL_TABLE))
 
 
-def test_status_shows_a_freeze_that_a_killed_run_left_and_apply_leaves_it(
-    rekey: Commands, project: Project
-) -> None:
+def test_apply_leaves_a_freeze_that_status_shows(rekey: Commands, project: Project) -> None:
     async def kill(_call: Call) -> None:
         if any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE)):
             raise Killed
@@ -355,9 +343,7 @@ def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands
     assert "@example.com" not in str(events)
 
 
-def test_lookup_refuses_a_reason_that_holds_the_key_and_a_question_that_is_none(
-    rekey: Commands, project: Project
-) -> None:
+def test_lookup_refuses_reasons_with_the_key(rekey: Commands, project: Project) -> None:
     rekey("apply")
     old = project.rows("Users")[3]
     key = ("--old", old["PartitionKey"], old["RowKey"])

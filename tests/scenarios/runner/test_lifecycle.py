@@ -340,9 +340,7 @@ def test_the_way_back_waits_for_what_it_dropped_without_an_answer(project: Proje
 
 @pytest.mark.parametrize("missing", [MAPPING_TABLE, JOURNAL_TABLE])
 @pytest.mark.parametrize("script", [PLAIN_USERS, under_writes(PLAIN_USERS)], ids=["delta", "dual-write"])
-def test_killed_before_prepare_has_made_its_tables_it_is_taken_back_whole(
-    project: Project, script: str, missing: str
-) -> None:
+def test_killed_before_prepare_it_is_taken_back(project: Project, script: str, missing: str) -> None:
     """The control row says that it has begun: nothing else can take it back."""
     project.script(script)
 
@@ -402,9 +400,7 @@ def test_index_tables_that_the_application_kept_itself_follow_the_source_again(t
 # --- stops, kills, lost files ------------------------------------------------------------------------
 
 
-def test_without_the_lease_nothing_more_is_written_not_even_what_was_under_way(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_lease_nothing_is_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that slept may have been succeeded. Several windows are under way when that is noticed."""
     lost, before, behind = False, 0, 0
     check = RunnerLease.check
@@ -482,9 +478,7 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: 
     assert actual(project) == expected(project)
 
 
-def test_a_rollback_that_was_cut_off_is_finished_by_the_same_command_and_goes_no_further(
-    project: Project,
-) -> None:
+def test_a_canceled_rollback_resumes_and_goes_no_further(project: Project) -> None:
     """The control row had moved, the ledger had not: the second call must not begin the way to `source`."""
     apply(project, Phase.CUTOVER, STOPPED)
     control = ControlStore(project.restricted, SCRIPT)

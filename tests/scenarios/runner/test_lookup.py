@@ -83,9 +83,7 @@ def test_without_the_wrapping_key_it_is_refused(rekey: Commands, project: Projec
     assert events(project) == []
 
 
-def test_more_than_so_many_a_minute_are_refused_also_in_new_processes(
-    rekey: Commands, project: Project
-) -> None:
+def test_lookups_are_limited_across_processes(rekey: Commands, project: Project) -> None:
     config = project.folder / "rekey.toml"
     config.write_text(config.read_text("utf-8") + "[lookup]\nper_minute = 3\n", "utf-8")
     for number in range(3):
@@ -110,9 +108,7 @@ def test_the_minute_is_counted_in_the_audit_log(tmp_path: Path) -> None:
     assert told == [True, True, False, False, True, False]
 
 
-def test_what_is_sealed_is_not_opened_without_a_record(
-    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_opens_unrecorded(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise MachineFailed("the disk is full", hint="free space")
 
@@ -156,9 +152,7 @@ def test_the_beginning_of_an_id_opens_nothing(rekey: Commands, project: Project)
 # --- many at once ------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_answered_and_recorded_as_one_by_count_and_digest(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_file_is_recorded_by_count_and_digest(rekey: Commands, project: Project) -> None:
     keys = [(row["PartitionKey"], row["RowKey"]) for row in users()]
     bulk = asked_in(project, "old_partition_key,old_row_key", *(f"{pk},{rk}" for pk, rk in keys))
     rows = rekey("lookup", "--bulk", bulk, *WHY, "--json").json["rows"]
@@ -177,9 +171,7 @@ def test_a_file_is_answered_and_recorded_as_one_by_count_and_digest(
     assert "example" not in str(found)
 
 
-def test_answers_go_to_a_file_of_ones_own_and_unknown_keys_are_told_by_safe_id(
-    rekey: Commands, project: Project
-) -> None:
+def test_answers_go_to_a_private_file(rekey: Commands, project: Project) -> None:
     bulk = asked_in(
         project,
         "old_partition_key,old_row_key",
@@ -211,9 +203,7 @@ def test_answers_go_to_a_file_of_ones_own_and_unknown_keys_are_told_by_safe_id(
         (("id", '"open'), "cannot be read"),
     ],
 )
-def test_a_file_that_is_none_is_refused_without_repeating_it(
-    rekey: Commands, project: Project, lines: tuple[str, ...], said: str
-) -> None:
+def test_bad_file_is_refused(rekey: Commands, project: Project, lines: tuple[str, ...], said: str) -> None:
     config = project.folder / "rekey.toml"
     config.write_text(config.read_text("utf-8") + "[lookup]\nbulk_keys = 3\n", "utf-8")
     printed = rekey("lookup", "--bulk", asked_in(project, *lines), *WHY, code=2)
@@ -231,9 +221,7 @@ def test_a_reason_that_holds_one_of_many_keys_is_refused(rekey: Commands, projec
 @pytest.mark.parametrize(
     "words", [("--old", "p0", "user02@example.com"), ("--bulk", "")], ids=["one", "many"]
 )
-def test_another_state_file_looks_nothing_up(
-    rekey: Commands, project: Project, words: tuple[str, ...]
-) -> None:
+def test_another_state_file_is_refused(rekey: Commands, project: Project, words: tuple[str, ...]) -> None:
     """Its own would count the look-ups from zero, and have the only record of them."""
     if words[0] == "--bulk":
         words = ("--bulk", asked_in(project, "old_partition_key,old_row_key", "p0,user02@example.com"))

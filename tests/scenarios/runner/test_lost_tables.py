@@ -115,9 +115,7 @@ def test_status_of_a_migration_under_writes_needs_its_index_tables_and_its_journ
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_cutover_stays_closed_while_the_target_is_gone_or_empty(
-    made: Company, lose: Callable[[Project, str], None]
-) -> None:
+def test_cutover_refuses_a_lost_or_empty_target(made: Company, lose: Callable[[Project, str], None]) -> None:
     """After a clean verification: nothing is compared in the freeze of capture "dual-write"."""
     lose_with(made, lose, "UsersV2")
     with pytest.raises(GateClosed, match=r"UsersV2 (does not exist|is empty)"):
@@ -153,9 +151,7 @@ def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_complete_stays_closed_while_the_target_is_gone_or_empty(
-    users: Commands, lose: Callable[[Project, str], None]
-) -> None:
+def test_complete_refuses_a_lost_target(users: Commands, lose: Callable[[Project, str], None]) -> None:
     """From there on the source would be no way back any more."""
     users("apply", "--to", "cutover", "--writers-stopped")
     lose(users.project, "UsersV2")
@@ -179,9 +175,7 @@ def lose_with(made: Company, lose: Callable[[Project, str], None], table: str) -
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_targets_that_hold_the_last_copy_are_not_dropped(
-    users: Commands, lose: Callable[[Project, str], None]
-) -> None:
+def test_the_last_copy_is_not_dropped(users: Commands, lose: Callable[[Project, str], None]) -> None:
     before = users.project.rows("UsersV2")
     lose(users.project, "Users")
     refused = users(*DROP, code=3)
@@ -194,9 +188,7 @@ def test_targets_that_hold_the_last_copy_are_not_dropped(
     assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "dual_write"
 
 
-def test_targets_are_not_dropped_when_the_source_vanishes_after_the_proof(
-    users: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_targets_survive_a_source_lost_after_proof(users: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for clients and for requests in flight between the proof and the drop."""
 
     async def proved(run: Run) -> None:
@@ -218,9 +210,7 @@ def test_targets_that_hold_the_last_copy_are_dropped_for_a_reason_on_record(user
     assert event["source"] == "does not exist"
 
 
-def test_rows_that_stand_in_the_target_alone_are_counted_and_named(
-    users: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_only_in_the_target_are_counted(users: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = users.project.rows("Users")[:2]
     for row in (first, second):
         asyncio.run(users.project.tables.table("Users").delete(key_of(row)))
@@ -269,9 +259,7 @@ def test_a_row_that_has_no_target_row_is_no_obstacle(
     assert events(rekey.project, "drop-proved")[-1]["only_in_target"] == 0
 
 
-def test_a_row_that_a_client_is_deleting_is_not_taken_for_a_lost_row(
-    made: Company, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_being_deleted_is_no_lost_row(made: Company, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is gone from the source, and from the target a second later: it is read again before it counts."""
     [gone, *_] = made.project.rows("Users")
     target = made.mapper.map(gone)[0].row
@@ -345,9 +333,7 @@ def test_rows_are_compared_without_the_mapping(
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_authority_does_not_move_back_to_a_source_that_is_gone_or_empty(
-    made: Company, lose: Callable[[Project, str], None]
-) -> None:
+def test_authority_stays_if_the_source_is_lost(made: Company, lose: Callable[[Project, str], None]) -> None:
     made.apply(Phase.CUTOVER)
     before = made.project.rows("UsersV2")
     lose_with(made, lose, "Users")
@@ -372,9 +358,7 @@ def test_authority_moves_back_from_a_target_that_is_gone(made: Company) -> None:
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_copying_back_from_a_target_that_is_gone_or_empty_deletes_nothing(
-    users: Commands, lose: Callable[[Project, str], None]
-) -> None:
+def test_copying_back_from_nothing_is_safe(users: Commands, lose: Callable[[Project, str], None]) -> None:
     users("apply", "--to", "cutover", "--writers-stopped")
     before = users.project.rows("Users")
     lose(users.project, "UsersV2")
@@ -421,9 +405,7 @@ def test_rows_that_are_gone_on_both_sides_do_not_count_as_deleted(users: Command
 
 
 @pytest.mark.parametrize("words", [("apply",), ("verify", "--repair")], ids=["apply", "repair"])
-def test_a_source_that_was_made_again_does_not_empty_the_target(
-    users: Commands, words: tuple[str, ...]
-) -> None:
+def test_a_recreated_source_keeps_the_target(users: Commands, words: tuple[str, ...]) -> None:
     before = users.project.rows("UsersV2")
     make_again(users.project, "Users")
     refused = users(*words, code=3)
@@ -432,9 +414,7 @@ def test_a_source_that_was_made_again_does_not_empty_the_target(
     assert users.project.rows("UsersV2") == before
 
 
-def test_a_source_that_was_made_again_during_the_backfill_does_not_empty_the_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_recreated_in_backfill_keeps_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep at its end compares the keys of both sides."""
     rows = [user(f"user{number:02}@example.com") for number in range(ROWS)]
     made = company(tmp_path, USERS_SCRIPT, rows)
@@ -455,9 +435,7 @@ def test_a_source_that_was_made_again_during_the_backfill_does_not_empty_the_tar
         made.close()
 
 
-def test_a_source_that_the_application_emptied_empties_the_target_for_a_reason_on_record(
-    made: Company,
-) -> None:
+def test_an_emptied_source_empties_the_target_for_a_recorded_reason(made: Company) -> None:
     lose_with(made, make_again, "Users")
     with pytest.raises(Refused, match="Users is empty"):
         made.verify(repair=True)
@@ -474,9 +452,7 @@ def test_a_source_that_the_application_emptied_empties_the_target_for_a_reason_o
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
-def test_the_source_is_not_retired_while_the_target_holds_less(
-    users: Commands, lose: Callable[[Project, str], None]
-) -> None:
+def test_a_smaller_target_blocks_retire(users: Commands, lose: Callable[[Project, str], None]) -> None:
     complete(users)
     project = users.project
     with project.session(Options(typed_table="Users")) as session:

@@ -431,9 +431,7 @@ def test_erasing_a_person_takes_the_removed_rows_of_theirs(
     assert asyncio.run(opened()) == STRAY
 
 
-def test_with_clients_alive_an_index_row_removed_after_cutover_comes_back_after_the_handover(
-    tmp_path: Path,
-) -> None:
+def test_a_removed_index_row_is_restored_after_the_handover(tmp_path: Path) -> None:
     """In capture "dual-write"; of the main target, which is the authority then, nothing is removed."""
     made = company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")])
     try:

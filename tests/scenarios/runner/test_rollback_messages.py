@@ -91,17 +91,13 @@ def test_the_document_of_a_rollback_has_the_counts(rekey: Commands, project: Pro
         ("--keep-targets", "UsersV2 kept as before"),
     ],
 )
-def test_a_rollback_to_source_says_what_became_of_the_targets(
-    rekey: Commands, option: str, said: str
-) -> None:
+def test_a_rollback_to_source_names_the_targets(rekey: Commands, option: str, said: str) -> None:
     rekey("apply")
     out = words(rekey("rollback", option).out)
     assert f"targets {said}" in out and "came back" not in out
 
 
-def test_where_clients_kept_the_source_current_no_row_has_to_come_back(
-    rekey: Commands, project: Project
-) -> None:
+def test_dual_write_needs_no_copy_back(rekey: Commands, project: Project) -> None:
     project.script(under_writes(USERS_SCRIPT))
     rekey("apply")
     rekey("verify", "--mode", "full")
@@ -110,9 +106,7 @@ def test_where_clients_kept_the_source_current_no_row_has_to_come_back(
     assert "none had to come back: what was written to the target since cutover is in Users already" in said
 
 
-def test_status_follows_the_terminal(
-    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_on_a_terminal(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     rekey("apply")
     widths = {}
     for columns in (60, 120):

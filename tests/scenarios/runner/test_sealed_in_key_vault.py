@@ -150,9 +150,7 @@ def test_a_root_key_that_did_not_seal_the_checkpoints_is_not_proved(earlier: Com
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM segment", "UPDATE segment SET cursor_key = NULL"])
-def test_a_root_key_is_not_believed_where_no_checkpoint_was_sealed_yet(
-    earlier: Commands, change: str
-) -> None:
+def test_without_a_sealed_checkpoint_no_root_key_is_trusted(earlier: Commands, change: str) -> None:
     """Any root key opens all of none: 0.2.0 had begun, and had copied nothing yet."""
     with closing(sqlite3.connect(earlier.project.config.state, isolation_level=None)) as connection:
         connection.execute(change)
@@ -162,18 +160,14 @@ def test_a_root_key_is_not_believed_where_no_checkpoint_was_sealed_yet(
     assert "have a proof now" in earlier("apply", "--accept-data-keys").all
 
 
-def test_without_the_state_file_data_keys_are_believed_only_if_the_operator_says_so(
-    earlier: Commands,
-) -> None:
+def test_without_the_state_file_data_keys_need_the_operators_word(earlier: Commands) -> None:
     (earlier.project.folder / "state.sqlite").unlink()
     for _ in range(2):
         assert "no proof" in earlier("apply", code=3).err
     assert "have a proof now" in earlier("apply", "--accept-data-keys").all
 
 
-def test_another_migrations_root_key_is_refused_where_the_state_file_knows_its_own(
-    rekey: Commands, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_another_root_key_is_refused(rekey: Commands, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Another project of the same wrapping key has a migration of the same name: its proof is right."""
     rekey("apply")
     project, other = rekey.project, Project(tmp_path_factory.mktemp("other"))

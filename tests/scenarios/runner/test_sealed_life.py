@@ -371,9 +371,7 @@ def test_before_it_begins_a_missing_wrapping_key_is_told_and_nothing_is_written(
     assert 'mapping="plain"' in caught.value.hint
 
 
-def test_a_replaced_wrapping_key_wraps_the_data_keys_anew_and_the_old_one_is_needed_no_longer(
-    project: Project,
-) -> None:
+def test_a_replaced_wrapping_key_rewraps_and_is_needed_no_longer(project: Project) -> None:
     filled(project, 60)
     apply(project)
     shutil.copy(project.folder / "sealing.key", project.folder / "old.key")

@@ -58,9 +58,7 @@ def test_the_plan_says_where_no_transaction_is_possible(rekey: Commands, project
     assert "no transaction spans partitions" in problem["message"]
 
 
-def test_a_script_whose_kinds_cannot_be_told_apart_is_refused_before_anything_is_asked(
-    rekey: Commands, project: Project
-) -> None:
+def test_a_script_with_ambiguous_row_kinds_is_refused(rekey: Commands, project: Project) -> None:
     project.script(RACES_SCRIPT.replace('"AGE:"', '"BIB:"'), f"{SCRIPT}.py")
     said = rekey("plan", code=2)
     assert "index[RacesByKey BIB:].row_key" in said.err

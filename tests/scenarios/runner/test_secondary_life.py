@@ -123,9 +123,7 @@ def test_what_the_way_back_finds_wrong_in_a_main_row_is_not_mended(project: Proj
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "lost answer"])
-def test_a_way_back_that_was_cut_off_accounts_for_secondary_rows_that_the_application_wrote(
-    project: Project, killed: bool
-) -> None:
+def test_an_interrupted_rollback_removes_secondary_rows(project: Project, killed: bool) -> None:
     """The runner is killed right after it has written a source row, or does not hear that it has: nothing
     differs any more then, and the secondary row has to leave with its content all the same."""
     mapper = Mapper(project.scripts[SCRIPT].migration, {})

@@ -72,9 +72,7 @@ def test_a_table_moves_to_another_account_under_its_own_name(moved: Project) -> 
 
 
 @pytest.mark.parametrize("margin", ["0s", "1s"])
-def test_what_is_written_after_cutover_comes_back_although_the_clock_of_its_account_is_behind(
-    moved: Project, margin: str
-) -> None:
+def test_a_write_after_cutover_returns_despite_clock_skew(moved: Project, margin: str) -> None:
     """By the source's clock the row seems to be older than the freeze, by more than the margin."""
     assert SKEW_S > 1
     config = moved.folder / "rekey.toml"
@@ -222,9 +220,7 @@ def test_a_script_with_targets_elsewhere_is_refused_without_the_section(
     assert writes_nothing(project)
 
 
-def test_another_account_of_targets_than_it_began_with_is_refused_before_the_first_write(
-    moved: Project,
-) -> None:
+def test_another_target_account_is_refused_before_any_write(moved: Project) -> None:
     apply(moved)
     config = moved.folder / "rekey.toml"
     config.write_text(config.read_text().replace(":10003/", ":10004/"))

@@ -102,9 +102,7 @@ def test_a_refused_retire_is_recorded_too(rekey: Commands) -> None:
 @pytest.mark.parametrize(
     ("words", "said"), [((), "every source row was tried"), (("--skip-row-check",), "skipped")]
 )
-def test_the_plan_that_a_migration_began_with_is_kept_and_a_waived_check_recorded(
-    rekey: Commands, words: tuple[str, ...], said: str
-) -> None:
+def test_plan_and_waiver_are_recorded(rekey: Commands, words: tuple[str, ...], said: str) -> None:
     rekey("apply", "0001", *words)
     [planned] = events(rekey, "planned")
     assert said in planned.details["row_check"]

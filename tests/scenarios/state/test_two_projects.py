@@ -97,9 +97,7 @@ def test_the_same_script_on_the_same_account_is_the_same_migration(first: Projec
     assert second("status", "--json").json["migrations"][0]["control"]["phase"] == "dual_write"
 
 
-def test_an_edited_script_is_told_as_edited_also_where_the_state_file_was_lost(
-    first: Project, second: Commands
-) -> None:
+def test_an_edit_is_reported_without_a_state_file(first: Project, second: Commands) -> None:
     """It is of the same tables. One of other tables may be another project's: both are told."""
     second.project.script(USERS_SCRIPT.replace('props.drop("Ssn")', 'props.keep("Ssn")'))
     second.project.tables = first.tables

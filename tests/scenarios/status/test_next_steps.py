@@ -388,9 +388,7 @@ def _copying_is_paused(rekey: Steps) -> None:
     rekey("apply")
 
 
-def test_a_project_that_is_named_by_config_is_named_in_the_step_too(
-    rekey: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configured_project_is_in_the_step(rekey: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     rekey.begin()
     monkeypatch.delenv("REKEY_CONFIG")
     config = ("--config", str(rekey.project.folder / "rekey.toml"))

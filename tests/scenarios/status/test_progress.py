@@ -161,9 +161,7 @@ def require_close(seen: list[tuple[float, int, float | None]], whole_s: float, s
 
 
 @pytest.mark.parametrize("name", ["a", "z"])
-def test_the_end_is_told_within_a_fifth_from_the_first_tenth_on_with_half_the_rows_in_one_partition(
-    project: Project, name: str
-) -> None:
+def test_the_estimate_is_within_a_fifth_despite_a_hot_partition(project: Project, name: str) -> None:
     """Whether that partition is read first or last."""
     fill(project, name=name)
     limited(project)
@@ -346,9 +344,7 @@ def test_a_phase_that_was_stopped_is_told_as_that(project: Project, rekey: Comma
     assert seen["work"]["label"] == "backfill"
 
 
-def test_a_runner_is_at_work_by_its_pulse_where_the_service_cannot_be_asked(
-    project: Project, rekey: Commands
-) -> None:
+def test_a_pulse_shows_a_runner_during_an_outage(project: Project, rekey: Commands) -> None:
     fill(project, 200)
 
     async def fail(call: Call) -> None:
@@ -388,9 +384,7 @@ def test_clients_and_journal_are_as_the_schema_says(project: Project, rekey: Com
     assert len(seen["clients"]) == 1
 
 
-def test_watching_prints_a_line_when_something_changed_and_ends_with_ctrl_c(
-    project: Project, rekey: Commands
-) -> None:
+def test_watching_prints_changes_until_ctrl_c(project: Project, rekey: Commands) -> None:
     fill(project, 120)
     looks = 0
 

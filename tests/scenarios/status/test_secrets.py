@@ -81,9 +81,7 @@ def test_a_begun_migration_whose_key_is_not_what_it_was_is_not_safe(
     assert mended["safe"] and not mended["refused"]
 
 
-def test_before_it_has_begun_nothing_is_at_risk_and_the_secret_is_named_all_the_same(
-    rekey: Commands,
-) -> None:
+def test_before_begin_nothing_is_at_risk_and_the_secret_is_named(rekey: Commands) -> None:
     rekey("rollback", "--to", "source", "--drop-targets")
     (rekey.project.folder / "users.secret").unlink()
     [found] = rekey("status", "--json").json["migrations"]

@@ -161,9 +161,7 @@ async def test_refusals_are_told_apart_from_lost_answers(clock: FakeClock) -> No
 
 
 @pytest.mark.parametrize(("limit", "batch"), [(300, 5), pytest.param(2_000, 25, marks=pytest.mark.soak)])
-async def test_the_limit_of_a_partition_is_found(
-    clock: FakeClock, notes: Notes, limit: float, batch: int
-) -> None:
+async def test_partition_limit_is_found(clock: FakeClock, notes: Notes, limit: float, batch: int) -> None:
     service = service_with(clock, limit=limit)
     bounds = Bounds(step_seconds=4)
     report = await tried(

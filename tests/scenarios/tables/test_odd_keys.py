@@ -69,9 +69,7 @@ def test_prepare_leaves_nothing_of_what_it_tried(rekey: Commands) -> None:
     assert rekey.project.rows("UsersV2") == []
 
 
-def test_misread_queries_are_refused_before_anything_is_copied(
-    rekey: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_misread_queries_stop_before_a_copy(rekey: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is absent could then not be told at all."""
     by_query = MemoryTable.by_query
 
@@ -86,9 +84,7 @@ def test_misread_queries_are_refused_before_anything_is_copied(
     assert sorted(asyncio.run(rekey.project.tables.table_names())) == ["Users", "UsersV2"]
 
 
-def test_a_credential_that_may_not_make_a_table_of_its_own_migrates_all_the_same(
-    rekey: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_credential_without_create_migrates(rekey: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     create = MemoryTableService.create_table
 
     async def refused(service: MemoryTableService, name: str) -> bool:

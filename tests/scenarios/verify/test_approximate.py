@@ -81,9 +81,7 @@ async def test_count_names_the_partitions_that_differ(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_rows_that_come_while_counting_are_no_findings(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_rows_inserted_meanwhile_are_no_findings(memory: MemoryTableService, tmp_path: Path) -> None:
     """Each pass sees the source one row ahead of the target, in another partition each time."""
     world = await filled(World(memory, POSTS), posts())
     first, second = post("late-0", "2024-01", "t0"), post("late-1", "2024-02", "t1")
@@ -140,9 +138,7 @@ async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, 
     assert report.found.transient == 0, "a row that never differed is no transient divergence"
 
 
-async def test_a_sample_as_large_as_the_table_checks_all_of_it(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_sample_of_all_rows_checks_all(memory: MemoryTableService, tmp_path: Path) -> None:
     """Each direction finds what the other cannot: missing rows here, extra ones there."""
     world = await filled(World(memory, POSTS), posts())
     [main] = rows_of(world, 0, HELLO)
@@ -171,9 +167,7 @@ async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_pat
     assert report.found.counts == {"collision": 1}
 
 
-async def test_one_seed_draws_the_same_rows_and_another_seed_others(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_seed_draws_the_same_rows(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(200)])
     for row in memory.dump("UsersV2"):
         await world.targets[0].replace({**content_of(row), "Name": "changed"})
@@ -186,9 +180,7 @@ async def test_one_seed_draws_the_same_rows_and_another_seed_others(
     assert await drawn(1) != await drawn(2)
 
 
-async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_deleted_rows_do_not_count_as_checked(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(20)])
 
     class Deleting:
@@ -279,9 +271,7 @@ def counting(memory: MemoryTableService) -> list[Call]:
 
 
 @pytest.mark.parametrize("count_of", [60, 1_500])
-async def test_of_small_rows_no_sample_is_taken_for_full_asks_for_less(
-    memory: MemoryTableService, tmp_path: Path, count_of: int
-) -> None:
+async def test_small_samples_cost_less(memory: MemoryTableService, tmp_path: Path, count_of: int) -> None:
     """Found out by two requests for each table at most: the first page and, of few rows, one of keys."""
     world = await filled(World(memory, USERS), [user(f"u{n:05}@example.com") for n in range(count_of)])
     said: list[str] = []
@@ -318,9 +308,7 @@ async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_i
     assert f"a full verification asks for about {pages}" in said[0]
 
 
-async def test_a_sample_that_is_asked_for_by_its_seed_is_taken_and_says_what_it_costs(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_seeded_sample_is_taken_at_its_cost(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(60)])
     said: list[str] = []
     calls = counting(memory)

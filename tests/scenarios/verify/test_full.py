@@ -149,9 +149,7 @@ def memory(clock: FakeClock) -> MemoryTableService:
 
 
 @pytest.mark.parametrize("name", PLANTS)
-async def test_a_planted_divergence_is_found_named_and_mended(
-    memory: MemoryTableService, tmp_path: Path, name: str
-) -> None:
+async def test_divergence_is_repaired(memory: MemoryTableService, tmp_path: Path, name: str) -> None:
     world = await filled(World(memory, USERS), users())
     await check_plant(world, 0, ANN, PLANTS[name], tmp_path)
 
@@ -165,9 +163,7 @@ async def test_a_planted_divergence_in_tables_with_fan_out_is_found_named_and_me
     await check_plant(world, table, HELLO, INDEX_PLANTS[name], tmp_path)
 
 
-async def test_tables_in_step_have_equal_digests_and_no_findings(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_tables_in_step_have_equal_digests(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, POSTS), posts())
     report = await full(context(world, tmp_path))
     assert exit_code(report) == ExitCode.DONE
@@ -196,9 +192,7 @@ async def test_all_plants_at_once_are_told_apart(memory: MemoryTableService, tmp
     world.assert_in_step()
 
 
-async def test_a_target_row_whose_source_is_gone_names_the_source_and_is_removed(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_an_orphaned_target_row_is_removed(memory: MemoryTableService, tmp_path: Path) -> None:
     """The mapping table still knows who owned the row."""
     world = await filled(World(memory, POSTS), posts())
     await world.source.delete(HELLO)
@@ -208,9 +202,7 @@ async def test_a_target_row_whose_source_is_gone_names_the_source_and_is_removed
     world.assert_in_step()
 
 
-async def test_an_index_row_that_nobody_claimed_but_points_to_a_main_row_is_removed(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_an_unclaimed_index_row_is_removed(memory: MemoryTableService, tmp_path: Path) -> None:
     """Its pointer names an owner that does not give it: propagating the owner does not touch it."""
     world = await filled(World(memory, POSTS), posts())
     row = rows_of(world, 1, HELLO)[0]
@@ -247,9 +239,7 @@ async def test_a_repair_that_changed_nothing_is_not_counted_as_done(
     assert (await full(context(world, tmp_path))).findings
 
 
-async def test_source_rows_that_map_to_one_key_are_a_collision_and_nothing_is_overwritten(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_colliding_source_rows_overwrite_nothing(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, LOWERED), [user("Ann"), user("Bob")])
     await world.source.insert(user("ANN"))
     before = world.actual()
@@ -312,9 +302,7 @@ async def test_many_differences_go_through_bounded_groups(
     world.assert_in_step()
 
 
-async def test_rows_with_one_content_are_not_paired_by_guess(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_equal_rows_are_not_paired_by_guess(memory: MemoryTableService, tmp_path: Path) -> None:
     """Two missing rows and one stray with the same content: nobody can say whose it is."""
     rows = [post(f"post-{number}", tags="") for number in range(4)]
     for row in rows:
@@ -329,9 +317,7 @@ async def test_rows_with_one_content_are_not_paired_by_guess(
     world.assert_in_step()
 
 
-async def test_a_stray_row_that_another_source_row_owns_is_not_a_wrong_key(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_stray_row_with_an_owner_is_no_wrong_key(memory: MemoryTableService, tmp_path: Path) -> None:
     """One row is missing and one is too many with the same content, but the mapping knows better."""
     rows = [post(f"post-{number}", tags="", Title="same") for number in range(4)]
     world = await filled(World(memory, POSTS), rows)
@@ -345,9 +331,7 @@ async def test_a_stray_row_that_another_source_row_owns_is_not_a_wrong_key(
     world.assert_in_step()
 
 
-async def test_a_row_that_propagation_refuses_is_reported_and_the_others_are_mended(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_refused_row_does_not_block_repairs(memory: MemoryTableService, tmp_path: Path) -> None:
     """One row that cannot be mended does not keep the rest from being mended."""
     world = await filled(World(memory, USERS), users())
     for row in memory.dump("UsersV2")[:5]:
@@ -367,9 +351,7 @@ async def test_a_row_that_propagation_refuses_is_reported_and_the_others_are_men
     assert left.source_id == source_id(world, refused[0])
 
 
-async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_authority(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_copied_timestamp_is_not_compared(memory: MemoryTableService, tmp_path: Path) -> None:
     """Writing back gives the source row a new Timestamp; everything else is still compared."""
     from rekey import Migration, Target, keys, props
 

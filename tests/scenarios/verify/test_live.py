@@ -85,9 +85,7 @@ def memory(clock: FakeClock) -> MemoryTableService:
 
 
 @pytest.mark.parametrize("seed", others_in_soak(range(4), kept=[0]))
-async def test_rows_written_all_the_time_raise_no_alarm_and_hide_no_divergence(
-    memory: MemoryTableService, tmp_path: Path, seed: int
-) -> None:
+async def test_live_writes_raise_no_alarm(memory: MemoryTableService, tmp_path: Path, seed: int) -> None:
     """Four writers move rows about; one planted divergence among them is the only finding."""
     rows = [post(f"post-{number:03}", "2024-01", "a,b") for number in range(400)]
     world = await filled(World(memory, POSTS), [*rows, post("quiet", "2023-01", "q")])
@@ -110,9 +108,7 @@ async def test_rows_written_all_the_time_raise_no_alarm_and_hide_no_divergence(
     assert report.found.transient > 0, f"{writes} writes did not overlap: the test shows nothing"
 
 
-async def test_without_a_journal_a_difference_counts_only_when_it_stood_still(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_without_a_journal_only_stable_rows_count(memory: MemoryTableService, tmp_path: Path) -> None:
     """Writers whose requests end within the delay raise no alarm either."""
     world = await filled(World(memory, POSTS), [post(f"post-{n:03}", "2024-01", "a,b") for n in range(400)])
     memory.faults = Slow(5)
@@ -140,9 +136,7 @@ class Mending:
         await spill_rows(*given)
 
 
-async def test_figures_agree_with_the_findings_when_rows_change_between_two_readings(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_figures_match_the_second_reading(memory: MemoryTableService, tmp_path: Path) -> None:
     """A row that differs on the first reading and not on the second is no candidate; what is said of it, and
     the sums, are of the second."""
     world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
@@ -217,9 +211,7 @@ async def test_a_collision_is_named_at_once_although_its_intents_stay(
     assert (clock.ticks() - begun) / 1e7 < (35 if target_decides else 3)
 
 
-async def test_what_else_differs_of_colliding_rows_is_not_waited_for(
-    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
-) -> None:
+async def test_collisions_do_not_wait(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
     """Two rows have one key in an index table; the write of the second stopped there."""
     seats = Migration(
         source="Users",
@@ -258,9 +250,7 @@ async def test_an_announced_write_is_waited_for(memory: MemoryTableService, tmp_
     assert asked == 20
 
 
-async def test_an_intent_that_ends_without_its_write_does_not_hide_the_divergence(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_an_ended_intent_hides_no_divergence(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, USERS), [user(HOT.row)])
     await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
     answers = iter([True] * 5)
@@ -272,9 +262,7 @@ async def test_an_intent_that_ends_without_its_write_does_not_hide_the_divergenc
     assert report.found.counts == {"altered": 1}
 
 
-async def test_a_row_that_never_stands_still_is_unsettled_and_a_finding(
-    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
-) -> None:
+async def test_moving_row_is_unsettled(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
     """It is called neither right nor wrong, and the gate must not open on it."""
     world = await filled(World(memory, USERS), [user(HOT.row)])
     number = 0
@@ -295,9 +283,7 @@ async def test_a_row_that_never_stands_still_is_unsettled_and_a_finding(
     assert (clock.ticks() - begun) / 1e7 == pytest.approx(61, abs=2)
 
 
-async def test_what_the_next_delta_pass_will_mend_is_pending_and_no_finding(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_differences_of_the_next_delta_are_pending(memory: MemoryTableService, tmp_path: Path) -> None:
     """Pending differences are counted apart; a foreign row is nobody's and stays a finding."""
     world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
     await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
@@ -328,9 +314,7 @@ async def test_a_refused_row_is_never_pending(memory: MemoryTableService, tmp_pa
     assert report.found.counts == {"refused": 1}
 
 
-async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_foreign_row_with_a_new_owner_stays(memory: MemoryTableService, tmp_path: Path) -> None:
     """Between finding and deleting, a writer may take the row for its own: it must survive."""
     world = await filled(World(memory, USERS), [user(HOT.row)])
     late = user("late@example.com")
@@ -362,9 +346,7 @@ async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
     world.assert_in_step()
 
 
-async def test_a_foreign_row_claimed_at_the_very_moment_of_its_delete_is_written_again(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_row_claimed_during_its_delete_returns(memory: MemoryTableService, tmp_path: Path) -> None:
     """The writer finds its row there already and writes nothing, so the delete's ETag still holds."""
     world = await filled(World(memory, USERS), [user(HOT.row)])
     late = user("late@example.com")
@@ -404,9 +386,7 @@ def stopping_after(calls: int) -> tuple[list[int], object]:
 
 
 @pytest.mark.parametrize("calls", others_in_soak([1, 3, 6, 9, 10, 13], kept=[3, 10]))
-async def test_stopped_at_any_time_it_leaves_no_file_behind(
-    memory: MemoryTableService, tmp_path: Path, calls: int
-) -> None:
+async def test_a_stop_leaves_no_file(memory: MemoryTableService, tmp_path: Path, calls: int) -> None:
     """First pass, second pass, recheck, repair: wherever it stops, no key stays on disk, no task runs on."""
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
     for row in memory.dump("UsersV2")[:20]:
@@ -478,9 +458,7 @@ async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
     assert seen[0] == cursors
 
 
-async def test_ranges_read_by_different_workers_add_up_to_the_whole(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_ranges_of_workers_add_up(memory: MemoryTableService, tmp_path: Path) -> None:
     """Each worker sums its own ranges; the merged sums find the same divergence as one reader."""
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
     row = content_of(memory.dump("UsersV2")[7])

@@ -177,9 +177,7 @@ def test_a_row_that_no_source_row_is_known_for_is_left_and_keeps_the_gate_closed
         apply(project, Phase.CUTOVER, STOPPED)
 
 
-def test_where_too_much_differs_passes_and_a_sweep_bring_it_first(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_differences_are_first_passed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST", 2)
     monkeypatch.setattr(comparison, "MOST", 2)
     apply(project)
@@ -202,9 +200,7 @@ def test_with_workers_passes_a_sweep_and_a_verification_do_the_same(project: Pro
     assert in_step(project)
 
 
-def test_a_comparison_that_was_cut_off_goes_on_and_brings_what_differs(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_resumes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its watermark is the time before its first sitting: what changed between the two is not passed over."""
     monkeypatch.setattr(summing, "CHECKPOINT_ROWS", 100)
     apply(project, Phase.BACKFILL)
@@ -238,9 +234,7 @@ def test_a_comparison_that_was_cut_off_goes_on_and_brings_what_differs(
 # --- how long writers will have to stop -------------------------------------------------------------------
 
 
-def test_passes_are_repeated_until_the_next_would_find_little(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_repeat_until_little_is_left(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass finds a quarter of what the one before it found, which the application wrote meanwhile."""
     from rekey.runner.phases import reconcile
 
@@ -270,9 +264,7 @@ def test_passes_are_repeated_until_the_next_would_find_little(
     assert passes == 2
 
 
-def test_passes_end_where_the_source_changes_as_fast_as_it_is_followed(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_end_at_the_rate_of_changes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekey.runner.phases import reconcile
 
     monkeypatch.setattr(reconcile, "_LITTLE", 3)

@@ -103,9 +103,7 @@ def stored(project: Project) -> list[tuple[Any, ...]]:
 # --- several parts at a time ----------------------------------------------------------------------------
 
 
-def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_reader(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_parts_have_the_same_digests(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = verify(project)
     assert len(alone.read) == 2
     small_pages(monkeypatch, 5)
@@ -115,9 +113,7 @@ def test_parts_are_split_while_they_are_read_and_the_digests_are_those_of_one_re
     assert seen[-1] > 3, "the tables are read in more than one part each"
 
 
-def test_it_keeps_to_the_rates_that_the_operator_said_in_this_process_and_by_workers(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operators_rates_hold(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     small_pages(monkeypatch)
     state = project.config.state
     steering.say(state, steering.Steering(entities_per_second=100))
@@ -165,9 +161,7 @@ def test_workers_tell_the_kinds_of_rows_in_one_table_apart(tmp_path: Path) -> No
 # --- going on ---------------------------------------------------------------------------------------------
 
 
-def test_it_goes_on_behind_what_was_read_and_says_what_was_read_when(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_resumes_behind_what_was_read(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verify(project)
     cut_off(project, monkeypatch, pages=6)
     assert stored(project)
@@ -185,9 +179,7 @@ def test_it_goes_on_behind_what_was_read_and_says_what_was_read_when(
     assert not report.findings
 
 
-def test_rows_that_change_meanwhile_are_no_findings_and_those_that_differ_are(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changing_rows_are_no_findings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(project, monkeypatch, pages=6)
     first, *_, last = project.rows("Users")
     with project.session() as session:
@@ -204,9 +196,7 @@ def test_rows_that_change_meanwhile_are_no_findings_and_those_that_differ_are(
     assert verify(project).found.counts == {"altered": 1}
 
 
-def test_what_is_stored_of_a_sealed_migration_holds_no_key(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stored_state_holds_no_sealed_key(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(project, monkeypatch, pages=6)
     assert "sealed:" in repr(stored(project))
     assert "example.com" not in repr(stored(project))
@@ -289,9 +279,7 @@ def extra() -> Row:
     return {"PartitionKey": "p1", "RowKey": "extra", "Name": "nobody"}
 
 
-def test_workers_find_what_one_process_finds_and_their_answers_show_no_key(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_find_the_same_without_keys(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = planted(project)
     monkeypatch.setattr(slices, "MOST_RECORDS", 1)
     alone = verify(project)

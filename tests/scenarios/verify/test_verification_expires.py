@@ -189,9 +189,7 @@ def test_a_rollback_on_another_machine_ends_the_force_of_the_verification(made: 
     made.apply(Phase.CUTOVER)
 
 
-def test_a_copy_made_again_on_another_machine_and_cut_off_ends_the_force_of_the_verification(
-    made: Company,
-) -> None:
+def test_a_canceled_copy_elsewhere_voids_the_verification(made: Company) -> None:
     """A row that is deleted while it is copied stands in the target until the sweep, which never came."""
     on_another_machine(made)
     with killing(made, lambda call: call.writes and call.table == "UsersV2"):

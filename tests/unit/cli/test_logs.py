@@ -35,9 +35,7 @@ LIBRARIES = [
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("verbosity", [logging.WARNING, logging.INFO, logging.DEBUG])
-def test_the_text_of_a_library_is_never_shown(
-    library: str, verbosity: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_library_text_is_not_logged(library: str, verbosity: int, capsys: pytest.CaptureFixture[str]) -> None:
     with logs.configured():
         logging.getLogger("rekey").setLevel(verbosity)
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
@@ -115,9 +113,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_with_log_format_json_every_line_of_standard_error_is_an_event(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stderr_is_json_events(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @command("chatter", example="rekey chatter")
     def chatter(shell: Shell) -> ExitCode:
         print(f"a script prints\n{KEY}")
@@ -153,9 +149,7 @@ def test_an_error_of_the_command_line_is_an_event_too(capsys: pytest.CaptureFixt
     assert "nowhere" in event["text"]
 
 
-def test_after_a_command_with_json_logs_standard_error_is_as_before(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_stderr_is_plain_again_after_a_command_with_json_logs(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stderr
     run(["apply", "--to", "nowhere", "--log-format", "json"])
     assert sys.stderr is before

@@ -35,9 +35,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_an_example_and_the_common_options(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_example_common_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), "--help"]) == 0
     said = capsys.readouterr().out
     assert f"  rekey {name}" in said
@@ -125,9 +123,7 @@ def test_a_wrong_command_line_with_json_is_one_json_document(capsys: pytest.Capt
     assert json.loads(said.out)["exit_code"] == 2
 
 
-def test_an_error_with_json_is_one_json_document_and_people_find_it_on_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_with_json_is_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--json", "--config", str(tmp_path / "none.toml")]) == 2
     said = capsys.readouterr()
     document = json.loads(said.out)
@@ -143,7 +139,7 @@ def test_the_configuration_may_be_named_by_the_environment(
     assert "other.toml" in capsys.readouterr().err
 
 
-def test_a_fault_of_rekey_shows_no_traceback_and_its_places_only_with_debug(
+def test_a_fault_hides_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @command("break", example="rekey break")
@@ -163,9 +159,7 @@ def test_a_fault_of_rekey_shows_no_traceback_and_its_places_only_with_debug(
     assert "Traceback" not in with_debug.err
 
 
-def test_what_a_script_prints_does_not_reach_standard_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_print_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @command("chatter", example="rekey chatter")
     def chatter(shell: Shell) -> ExitCode:
         print("from a script")
@@ -222,9 +216,7 @@ def test_a_reader_that_went_away_does_not_change_the_exit_code() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_commands_that_are_named_carry_the_configuration_that_was_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_next_steps_carry_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @command("name", example="rekey name")
     def name(shell: Shell) -> ExitCode:
         shell.emit({}, shell.command("apply 0001"))
@@ -319,9 +311,7 @@ def test_a_field_is_wrapped_within_the_width() -> None:
     assert {line[:16] for line in lines[1:]} == {" " * 16}
 
 
-def test_the_help_of_all_says_of_a_command_what_its_own_help_begins_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_of_all_repeats_the_first_line_of_each_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
     run(["--help"])
     said = capsys.readouterr().out
     context = click.Context(rekey)

@@ -56,9 +56,7 @@ def test_a_client_goes_by_what_it_reads(before: ControlRow | None, now: ControlR
         pytest.param(control(S, 3), control(S, 1), "control-moved-back", id="an older copy of source"),
     ],
 )
-def test_what_cannot_be_gone_by_is_refused_for_reads_too_and_what_held_stays(
-    before: ControlRow, now: ControlRow | None, code: str
-) -> None:
+def test_an_unusable_control_row_refuses_reads(before: ControlRow, now: ControlRow | None, code: str) -> None:
     found = reading(before, now, FACTS)
     assert found.control is before
     assert found.refusal is not None
@@ -79,9 +77,7 @@ def test_what_cannot_be_gone_by_is_refused_for_reads_too_and_what_held_stays(
         pytest.param(replace(FACTS, fingerprints={}), "secret-moved", id="no secret"),
     ],
 )
-def test_other_keys_are_refused_where_replicas_follow_and_the_epoch_is_gone_by(
-    phase: ControlPhase, facts: ClientFacts, code: str
-) -> None:
+def test_other_keys_are_refused_with_replicas(phase: ControlPhase, facts: ClientFacts, code: str) -> None:
     found = reading(control(S, 4), control(phase), facts)
     assert found.control == control(phase)
     assert found.refusal is not None
@@ -119,9 +115,7 @@ HERE = "https://here.table.core.windows.net"
 
 @pytest.mark.parametrize("phase", [S, D, F, C, *DONE], ids=str)
 @pytest.mark.parametrize(("facts", "reads_too"), [(FACTS, False), (NEW, True)], ids=["old view", "new view"])
-def test_another_account_of_targets_is_refused_in_every_phase(
-    phase: ControlPhase, facts: ClientFacts, reads_too: bool
-) -> None:
+def test_another_target_account_is_refused(phase: ControlPhase, facts: ClientFacts, reads_too: bool) -> None:
     """What it would write would be in tables that nobody reads."""
     row = control(phase, target_account=HERE)
     for place in ("", "https://there.table.core.windows.net"):

@@ -33,9 +33,7 @@ CLIENT = ClientRow(
 )
 
 
-async def test_a_row_comes_back_as_it_was_written_with_the_services_time(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_a_registry_row_round_trips(memory: MemoryTableService, clock: FakeClock) -> None:
     registry = Registry(memory, SCRIPT)
     assert await registry.list() == [], "no table yet: nobody is there"
     client = replace(CLIENT, in_flight=2, left=1, refuses="digest-moved")
@@ -67,9 +65,7 @@ async def test_clients_on_pages_of_their_own_are_all_listed(memory: MemoryTableS
     assert len(await registry.list()) == 7
 
 
-async def test_a_client_that_leaves_is_gone_and_leaving_twice_does_no_harm(
-    memory: MemoryTableService,
-) -> None:
+async def test_leaving_twice_deletes_the_row_once(memory: MemoryTableService) -> None:
     registry = Registry(memory, SCRIPT)
     assert not await registry.delete(CLIENT.client_id, CLIENT.counters)
     await registry.beat(CLIENT)
@@ -79,9 +75,7 @@ async def test_a_client_that_leaves_is_gone_and_leaving_twice_does_no_harm(
     assert await registry.ended() == {"writes": 7}
 
 
-async def test_what_clients_counted_stays_when_their_rows_go(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_counters_outlive_client_rows(memory: MemoryTableService, clock: FakeClock) -> None:
     """Closed in order or cleared away, also while another client ends."""
     registry = Registry(memory, SCRIPT)
     assert await registry.ended() == {}, "no table yet"
@@ -151,9 +145,7 @@ def test_a_row_that_cannot_be_read_is_an_error_never_a_client_less(change: dict[
         from_row(row)
 
 
-async def test_rows_of_clients_long_over_are_cleared_away_and_no_others(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_only_long_expired_rows_are_cleared(memory: MemoryTableService, clock: FakeClock) -> None:
     registry = Registry(memory, SCRIPT)
     await registry.beat(CLIENT)
     clock.advance(10)
@@ -165,9 +157,7 @@ async def test_rows_of_clients_long_over_are_cleared_away_and_no_others(
     assert [row.client_id for row in await registry.list()] == ["beef"]
 
 
-async def test_a_client_that_comes_back_while_rows_are_cleared_away_keeps_its_row(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_a_returning_client_keeps_its_row(memory: MemoryTableService, clock: FakeClock) -> None:
     registry = Registry(memory, SCRIPT)
     await registry.beat(CLIENT)
     clock.advance(2 * PURGE_AFTER_S)

@@ -31,9 +31,7 @@ async def world() -> AsyncIterator[World]:
 # --- what may be trusted ------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_is_away_for_a_while_is_borne_until_the_lease_is_over(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_outage_is_borne_until_lease_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.begin(D)
     lease = await world.started()
     world.weather.down = True
@@ -253,9 +251,7 @@ async def test_closing_lets_end_what_is_under_way_settles_and_leaves(world: Worl
     await refused(lease, "closed", writes=False)
 
 
-async def test_a_row_that_cannot_be_deleted_is_said_and_ends_by_itself(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_undeletable_row_is_logged_and_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.begin(D)
     lease = await world.started()
     world.weather.next["transact"] = FaultKind.NOT_SENT
@@ -268,9 +264,7 @@ async def test_a_row_that_cannot_be_deleted_is_said_and_ends_by_itself(
 
 
 @pytest.mark.parametrize("phases", [(), (D,)], ids=["source", "dual_write"])
-async def test_a_row_stays_while_a_write_may_still_land(
-    world: World, phases: tuple[ControlPhase, ...]
-) -> None:
+async def test_a_row_stays_while_a_write_may_land(world: World, phases: tuple[ControlPhase, ...]) -> None:
     """It tells for how long: without it nobody would know what the longest operation of this client is."""
     await world.begin(*phases)
     lease = await world.started()

@@ -189,9 +189,7 @@ def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
         (Moved("moved", hint="look"), 403, "mapping-unusable"),
     ],
 )
-def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(
-    error: Any, status: int, code: str
-) -> None:
+def test_a_refusal_is_an_sdk_error_with_cause_and_cure(error: Any, status: int, code: str) -> None:
     response = SyncAnswer(request("POST", "Users"), answer_to_error(error, "Users"))
     assert (response.status_code, response.headers["x-ms-error-code"]) == (status, code)
     refusal = refusal_in(HttpResponseError(response=response))
@@ -272,9 +270,7 @@ def test_a_client_without_the_account_of_targets_is_refused_when_it_is_made() ->
 
 
 @pytest.mark.parametrize(("table", "view"), [("Others", None), ("Posts", "new"), ("PostsV2", View.OLD)])
-def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
-    table: str, view: View | str | None
-) -> None:
+def test_an_invalid_table_is_refused_when_the_client_is_made(table: str, view: View | str | None) -> None:
     with pytest.raises(ConfigurationError, match=r"Next: .*(Posts|PostsV2)"):
         view_of(POSTS, table, view)
 
@@ -422,9 +418,7 @@ def test_a_connection_string_of_cosmos_db_is_refused_without_its_key(client: Any
     "address",
     ["https://account-secondary.table.core.windows.net", "http://127.0.0.1:10002/account-secondary"],
 )
-def test_the_endpoint_of_a_secondary_region_is_refused_when_the_client_is_made(
-    which: str, address: str
-) -> None:
+def test_a_secondary_region_is_refused_when_the_client_is_made(which: str, address: str) -> None:
     named = AzureNamedKeyCredential("account", "a2V5")
     endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE) | {
         which: address

@@ -161,9 +161,7 @@ async def test_a_row_that_changed_since_it_was_read_is_ignored(users: World) -> 
     await made.shadow.close()
 
 
-async def test_a_replica_that_caught_up_meanwhile_is_ignored(
-    users: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_that_caught_up_is_ignored(users: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The write that had not reached the replica yet has, when it is looked at again."""
     old, new = await both_keys(users)
     made = setting(users)
@@ -207,9 +205,7 @@ async def test_a_phase_that_moves_meanwhile_is_ignored(users: World, monkeypatch
     ],
     ids=["no lease", "not begun", "not copied", "freeze", "complete"],
 )
-async def test_nothing_is_compared_while_no_side_follows_the_other_completely(
-    users: World, permit: Permit | None
-) -> None:
+async def test_nothing_is_compared_while_no_side_fully_follows(users: World, permit: Permit | None) -> None:
     old, _new = await both_keys(users)
     made = setting(users, permit=permit)
     assert await made.compare(old, await users.source.get(old)) == (0, 0, 0)

@@ -190,9 +190,7 @@ async def test_the_fence_goes_down_when_the_term_is_over_and_stays_down() -> Non
         await fence.passed()
 
 
-async def test_the_fence_goes_down_by_the_services_time_when_the_workers_own_clock_stands_still(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_the_fence_follows_the_services_time(memory: MemoryTableService, clock: FakeClock) -> None:
     """As the clock of a machine does that sleeps."""
     await memory.create_table(CONTROL_TABLE)
     control = ControlRow(
@@ -211,9 +209,7 @@ async def test_the_fence_goes_down_by_the_services_time_when_the_workers_own_clo
         await fence.passed()
 
 
-async def test_what_is_left_of_a_term_is_told_by_the_services_clock_less_a_safety(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_the_remaining_term_has_a_safety_margin(memory: MemoryTableService, clock: FakeClock) -> None:
     until = "2024-01-01T00:01:00.0000000Z"
     assert await seconds_left(memory, until) == 58
     clock.advance(59)
@@ -233,9 +229,7 @@ def test_an_allowance_is_asked_within_and_not_outside() -> None:
 # --- the term -------------------------------------------------------------------------------------------
 
 
-async def test_the_term_grows_and_is_waited_for_with_the_margin(
-    memory: MemoryTableService, clock: FakeClock
-) -> None:
+async def test_the_term_grows_and_is_awaited(memory: MemoryTableService, clock: FakeClock) -> None:
     await memory.create_table(CONTROL_TABLE)
     term = Term(memory, "0001_users")
     assert await term.left(60) == 0
@@ -329,9 +323,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_that_cannot_import_rekey_says_so_in_one_line_and_breaks_the_executor(
-    tmp_path: Any,
-) -> None:
+def test_a_process_that_cannot_import_rekey_reports_one_line_and_breaks(tmp_path: Any) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, "utf-8")
     ran = subprocess.run(
         [sys.executable, str(tmp_path / "broken.py")],

@@ -48,7 +48,7 @@ def test_full_batches_hold_a_hundred_rows_however_partitions_are_interleaved() -
     assert [len(batch) for batch in pack(interleaved, size_of)] == [100, 100, 100, 100]
 
 
-def test_rows_of_a_batch_are_in_the_order_of_the_service_not_of_python() -> None:
+def test_rows_of_a_batch_are_in_the_order_of_the_service() -> None:
     # U+FF5E sorts after an emoji by UTF-16 code unit, before it by code point.
     keys = ["\uff5e", "\U0001f600", "a"]
     [batch] = pack([insert("p", key) for key in keys], size_of)

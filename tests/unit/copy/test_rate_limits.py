@@ -147,9 +147,7 @@ async def test_what_was_taken_of_an_account_and_not_used_is_there_for_the_next()
 
 
 @pytest.mark.parametrize("partition", [None, "hot"])
-async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sent_anyway(
-    partition: str | None,
-) -> None:
+async def test_simultaneous_refusals_do_not_add_to_the_planned_load(partition: str | None) -> None:
     """A service stands still for a second, then has a crowd before it, and carries little beyond its rate."""
     clock = FakeClock()
     begin = clock.ticks()
@@ -207,9 +205,7 @@ async def test_who_goes_first_waits_for_none_of_those_who_wait_already() -> None
 
 
 @pytest.mark.parametrize("every_s", [0, 0.11])
-async def test_batches_that_waited_for_the_account_leave_one_by_one_for_their_partition(
-    every_s: float,
-) -> None:
+async def test_batches_released_by_the_account_still_wait_for_their_partition(every_s: float) -> None:
     """They would come out of that queue in a crowd, more at a time than the partition takes."""
     clock = FakeClock()
     throttle = Throttle(1000, clock, partition=100)

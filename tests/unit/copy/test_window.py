@@ -27,9 +27,7 @@ def at(text: str) -> int:
         ("Sat 02:00-04:00 Europe/Berlin", "2024-07-01T00:00", "2024-07-06T00:00", "2024-07-06T02:00"),
     ],
 )
-def test_a_window_opens_and_closes_by_the_clock_on_the_wall(
-    text: str, now: str, opens: str, closes: str
-) -> None:
+def test_a_window_opens_and_closes_by_the_wall_clock(text: str, now: str, opens: str, closes: str) -> None:
     assert Window.of(text).next(at(now)) == (at(opens), at(closes))
 
 

@@ -431,9 +431,7 @@ def test_every_change_changes_the_digest(changes: dict[str, Any]) -> None:
         ([secondary("BIB")], "BIB:", "'BIB' and 'BIB:' do not tell them apart"),
     ],
 )
-def test_the_refusal_says_which_beginnings_do_not_tell_rows_apart(
-    indexes: list[Index], main: str, said: str
-) -> None:
+def test_the_refusal_names_the_ambiguous_prefixes(indexes: list[Index], main: str, said: str) -> None:
     with pytest.raises(InvalidDeclaration, match="RowKeys of rows that share New") as caught:
         shared(*indexes, main=main)
     assert said in caught.value.problem
@@ -462,9 +460,7 @@ def test_an_index_shares_the_main_table_where_beginnings_tell_its_rows_apart() -
         (keys.upper(keys.literal("a")), ""),
     ],
 )
-def test_the_constant_beginning_of_an_expression_is_what_every_row_gives(
-    expression: keys.Expression, begins: str
-) -> None:
+def test_the_constant_prefix_of_an_expression(expression: keys.Expression, begins: str) -> None:
     assert constant_prefix(expression) == begins
     evaluate = expression.compile(Scope("target.row_key", {}))
     for text in ("", "x", "__"):

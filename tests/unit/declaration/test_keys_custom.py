@@ -117,9 +117,7 @@ def test_it_pickles_as_its_reference_and_refuses_another_function(module: Path) 
         ("math:sqrt", "source of math:sqrt cannot be read"),
     ],
 )
-def test_functions_that_cannot_be_used_are_refused_when_declared(
-    module: Path, reference: str, problem: str
-) -> None:
+def test_unusable_functions_are_refused_when_declared(module: Path, reference: str, problem: str) -> None:
     with pytest.raises(InvalidDeclaration, match=problem):
         keys.custom(reference, "A", version=1)
 

@@ -92,9 +92,7 @@ def test_case_and_white_space() -> None:
         ("email", "  Ann.B+tag@Example.ORG ", "ann.b+tag@example.org"),
     ],
 )
-def test_each_normalisation_profile_does_what_its_name_documents(
-    profile: str, text: str, expected: str
-) -> None:
+def test_each_normalization_profile_does_what_it_documents(profile: str, text: str, expected: str) -> None:
     once = evaluate(keys.normalize(profile, "A"), A=text)
     assert once == expected
     assert evaluate(keys.normalize(profile, "A"), A=once) == once, "a normal form is stable"

@@ -219,9 +219,7 @@ def test_nothing_is_overwritten_by_rename_or_copy(operation: Operation) -> None:
         (keys.part("_", 1, "A"), {"A": "Alice"}, "no-match"),
     ],
 )
-def test_rows_without_a_usable_key_are_refused(
-    expression: keys.Expression, properties: dict[str, Any], code: str
-) -> None:
+def test_unkeyable_rows_refused(expression: keys.Expression, properties: dict[str, Any], code: str) -> None:
     found = refusal(mapper(row_key=expression), read(**properties))
     assert (found.code, found.field) == (code, "target.row_key")
     assert found.hint
@@ -426,9 +424,7 @@ def test_many_rows_are_mapped_as_one_by_one_and_those_that_are_refused_are_told(
 
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("most", [None, 150])
-def test_rows_by_table_are_those_of_each_row_whether_all_at_once_or_in_parts(
-    is_indexed: bool, most: int | None
-) -> None:
+def test_rows_by_table_equal_those_of_each_row(is_indexed: bool, most: int | None) -> None:
     """Each stands beside its source row; rows that are refused are told."""
     by_tag = Index("ByTag", each=keys.split("Tags", ","), partition_key=keys.item(), row_key=ROW)
     made = mapper(props.copy("RowKey", to="Mail"), indexes=(by_tag,) if is_indexed else ())

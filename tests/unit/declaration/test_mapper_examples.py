@@ -97,9 +97,7 @@ def post(slug: str, published: str, **properties: Any) -> Row:
     }
 
 
-def test_posts_go_to_their_month_newest_first_with_index_rows_that_point_back(
-    scripts: dict[str, Declared],
-) -> None:
+def test_posts_are_keyed_by_month_newest_first_with_index_rows(scripts: dict[str, Declared]) -> None:
     made = mapper(scripts, "0002_posts_by_month")
     row = post("hello", "2024-03-05T10:20:30.1234567Z", Category="News/Local", Tags="Azure, C#, azure,,")
     # 638452308301234567 is [DateTime]::Parse("2024-03-05T10:20:30.1234567Z").ToUniversalTime().Ticks
@@ -139,9 +137,7 @@ def test_newer_posts_sort_before_older_ones_within_a_month(scripts: dict[str, De
     assert row_keys == sorted(row_keys)
 
 
-def test_posts_without_tags_or_category_are_taken_and_without_a_date_refused(
-    scripts: dict[str, Declared],
-) -> None:
+def test_posts_need_a_date_but_no_tags_or_category(scripts: dict[str, Declared]) -> None:
     made = mapper(scripts, "0002_posts_by_month")
     row = post("plain", "2024-03-05T10:20:30Z")
     mapped = made.map(row)

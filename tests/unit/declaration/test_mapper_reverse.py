@@ -284,9 +284,7 @@ def exactly(row: Row) -> list[tuple[str, str, str]]:
 
 
 @given(rows(), operations())
-def test_every_row_comes_back_exactly_through_every_reversible_declaration(
-    row: Row, made_of: list[Operation]
-) -> None:
+def test_every_row_round_trips_through_reversible_declarations(row: Row, made_of: list[Operation]) -> None:
     made = mapper(*made_of)
     target = made.map(row)[0].row
     assert made.source_key(target) == key_of(row)
@@ -294,9 +292,7 @@ def test_every_row_comes_back_exactly_through_every_reversible_declaration(
 
 
 @given(rows(), operations(), rows())
-def test_mapping_again_what_came_back_gives_the_target_row(
-    row: Row, made_of: list[Operation], old: Row
-) -> None:
+def test_mapping_a_reversed_row_gives_the_target_row(row: Row, made_of: list[Operation], old: Row) -> None:
     """Also when the source row is another by now, or gone."""
     made = mapper(*made_of)
     target = made.map(row)[0].row
@@ -307,9 +303,7 @@ def test_mapping_again_what_came_back_gives_the_target_row(
 
 
 @given(rows(), rows(), operations())
-def test_a_changed_target_row_comes_back_or_is_refused_but_never_changed(
-    row: Row, changed: Row, made_of: list[Operation]
-) -> None:
+def test_a_changed_target_row_reverses_or_refuses(row: Row, changed: Row, made_of: list[Operation]) -> None:
     made = mapper(*made_of)
     target = {**changed, **{name: row[name] for name in ("PartitionKey", "RowKey")}}
     target |= {"OldPk": row["PartitionKey"], "OldRk": row["RowKey"]}

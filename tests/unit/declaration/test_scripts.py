@@ -80,9 +80,7 @@ def test_reading_a_script_twice_gives_equal_declarations(write: Write) -> None:
         ("[]", set()),
     ],
 )
-def test_dependencies_may_be_text_or_any_plain_collection(
-    write: Write, depends: str, found: set[str]
-) -> None:
+def test_dependencies_are_text_or_a_plain_collection(write: Write, depends: str, found: set[str]) -> None:
     assert load_script(write("0001", depends=depends)).depends == found
 
 
@@ -148,9 +146,7 @@ def test_a_syntax_error_names_the_line_and_not_the_text(write: Write) -> None:
         (b"# -*- coding: nonsense -*-\nx = '\xff'\n", "syntax error"),
     ],
 )
-def test_bytes_that_are_no_python_are_told_from_a_syntax_error(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
+def test_undecodable_bytes_are_no_syntax_error(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "0001.py"
     path.write_bytes(content)
     assert wrong(path).problem == problem
@@ -357,9 +353,7 @@ def test_each_folder_has_its_own_modules(tmp_path: Path) -> None:
     assert digests[0] != digests[1]
 
 
-def test_a_module_of_the_same_name_elsewhere_comes_back(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_the_same_name_is_restored(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = type(sys)("_helper")
     monkeypatch.setitem(sys.modules, "_helper", elsewhere)
     write("_helper", "def last(text):\n    return text\n")
@@ -376,9 +370,7 @@ def test_editing_a_custom_function_changes_the_digest(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["json", "rekey"])
-def test_a_module_that_hides_one_that_scripts_need_is_refused(
-    write: Write, tmp_path: Path, name: str
-) -> None:
+def test_a_module_that_shadows_a_dependency_is_refused(write: Write, tmp_path: Path, name: str) -> None:
     write("0001")
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")

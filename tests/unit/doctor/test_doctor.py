@@ -340,9 +340,7 @@ def test_a_service_that_only_fails_counts_as_not_there(status: int) -> None:
         (100, 58.0, 60.0, -40.0),  # behind: received before it began
     ],
 )
-def test_only_the_least_difference_is_claimed(
-    date: float, sent: float, received: float, expected: float
-) -> None:
+def test_clock_skew_uses_least_difference(date: float, sent: float, received: float, expected: float) -> None:
     """The service tells whole seconds, and an answer takes time."""
     ticks = [round(one * TICKS_PER_SECOND) for one in (date, sent, received)]
     said = heard(date=ticks[0], sent_at=ticks[1], received_at=ticks[2])

@@ -156,9 +156,7 @@ def test_of_the_two_signatures_that_verify_the_one_with_the_smaller_s_is_made_an
 @pytest.mark.parametrize(
     ("version", "right"), [("0.1.0", True), ("0.2.0", True), ("0.3.0", False), ("", False)]
 )
-def test_a_statement_with_the_larger_s_is_right_only_of_a_version_that_left_it(
-    tmp_path: Path, version: str, right: bool
-) -> None:
+def test_a_large_s_is_valid_only_from_a_version_that_kept(tmp_path: Path, version: str, right: bool) -> None:
     """One signature is not two: a changed byte of the envelope is found, also that one."""
     made = signer(Vault())
     signed = statement.signed(Statement({}, {"rekey": version}), made)

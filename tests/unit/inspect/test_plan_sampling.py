@@ -52,9 +52,7 @@ def uuids(count: int) -> list[tuple[str, str]]:
     ],
     ids=["padded numbers", "200 partitions", "guids", "numbers of any length", "beyond the basic plane"],
 )
-async def test_keys_of_even_form_are_estimated_closely_in_few_requests(
-    keys: Callable[[], list[tuple[str, str]]], within: float
-) -> None:
+async def test_even_keys_need_few_requests(keys: Callable[[], list[tuple[str, str]]], within: float) -> None:
     table = Keys(keys())
     estimate, _ = await table.estimate()
     assert table.requests <= REQUESTS

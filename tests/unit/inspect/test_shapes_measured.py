@@ -38,9 +38,7 @@ def measures(count: Counter[str]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("shape", Shape)
-def test_shapes_are_found_and_little_else_is_taken_for_them(
-    shape: Shape, counts: dict[Shape, Counter[str]]
-) -> None:
+def test_shapes_are_found_with_few_false_positives(shape: Shape, counts: dict[Shape, Counter[str]]) -> None:
     precision, recall = measures(counts[shape])
     assert counts[shape]["hit"] + counts[shape]["miss"] >= 500
     assert recall >= LEAST

@@ -54,9 +54,7 @@ async def test_a_claim_is_read_as_it_was_written(store: MappingStore, target: Ta
     assert made.reserved == reserved(UPPER, "a", "b")
 
 
-async def test_a_main_key_and_an_index_key_of_the_same_text_have_claims_of_their_own(
-    store: MappingStore,
-) -> None:
+async def test_a_main_key_and_an_index_key_of_equal_text_have_separate_claims(store: MappingStore) -> None:
     assert await store.take(UPPER, MAIN, None) is not None
     assert await store.take(LOWER, INDEX, None) is not None
     assert await store.take(LOWER, MAIN, None) is None
@@ -91,9 +89,7 @@ async def test_a_claim_of_a_row_that_is_there_is_a_collision(store: MappingStore
         await store.claim_main(LOWER, MAIN, Owners(UPPER).still_own)
 
 
-async def test_a_reservation_is_over_when_it_was_seen_unchanged_for_its_time(
-    store: MappingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unchanged_reservation_expires(store: MappingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await claimed(store, UPPER, reserved(UPPER))
     loop = asyncio.get_running_loop()
     first_seen = loop.time()
@@ -108,9 +104,7 @@ async def test_a_reservation_is_over_when_it_was_seen_unchanged_for_its_time(
     assert owner.source == LOWER
 
 
-async def test_a_row_that_replaces_the_owners_row_keeps_its_key_though_its_writer_died(
-    store: MappingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replacement_row_keeps_its_key(store: MappingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction deleted the owner's row and created the other, and the claim was never passed on."""
     await claimed(store, UPPER, reserved(LOWER))
     loop = asyncio.get_running_loop()
@@ -140,9 +134,7 @@ async def test_a_reservation_that_ends_in_time_is_waited_for(store: MappingStore
     await releasing
 
 
-async def test_a_runner_waits_until_the_reservation_of_a_dead_writer_is_over(
-    store: MappingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_runner_awaits_dead_reservation(store: MappingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await claimed(store, UPPER, reserved(UPPER))
     store.patience_s = inf
     loop = asyncio.get_running_loop()

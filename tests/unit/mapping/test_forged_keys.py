@@ -65,9 +65,7 @@ def row_of(memory: MemoryTableService, cohort: str, script_id: str = SCRIPT) -> 
 @pytest.mark.parametrize(
     "proof", [b"", b"x" * 32, b"x" * 256], ids=["no proof", "as a MAC", "as a signature"]
 )
-async def test_a_data_key_planted_before_its_month_is_not_sealed_with(
-    memory: MemoryTableService, proof: bytes
-) -> None:
+async def test_a_data_key_planted_early_is_not_used(memory: MemoryTableService, proof: bytes) -> None:
     table, vault = await table_of(memory), Vault()
     key = wrapping(vault)
     keyring = await begun(table, key)
@@ -88,9 +86,7 @@ async def test_a_planted_data_key_opens_no_forged_row(memory: MemoryTableService
     assert not any(path.endswith("/unwrapkey") for path in vault.asked), "nothing of it is decrypted"
 
 
-async def test_a_planted_root_key_is_refused_before_the_migration_begins_and_after(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_planted_root_key_is_refused_at_any_stage(memory: MemoryTableService) -> None:
     table, vault = await table_of(memory), Vault()
     for proof in (b"", b"x" * 256):
         await table.upsert(planted(vault, ROOT, proof)[1])
@@ -119,9 +115,7 @@ async def test_a_root_key_signed_by_another_rsa_key_is_refused(memory: MemoryTab
     ],
     ids=["another month", "another name", "another version", "without proof", "another migration"],
 )
-async def test_a_data_key_is_refused_in_the_place_of_another(
-    memory: MemoryTableService, changed: Row
-) -> None:
+async def test_a_data_key_in_another_place_is_refused(memory: MemoryTableService, changed: Row) -> None:
     table, vault = await table_of(memory), Vault()
     key = wrapping(vault)
     for script_id in (SCRIPT, "0002_users"):
@@ -170,9 +164,7 @@ async def test_a_row_sends_no_request_to_another_address(memory: MemoryTableServ
     assert vault.asked == []
 
 
-async def test_a_disabled_version_of_the_wrapping_key_is_not_believed_and_reported_as_such(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_disabled_version_of_the_wrapping_key_is_reported(memory: MemoryTableService) -> None:
     table, vault = await table_of(memory), Vault()
     await begun(table, wrapping(vault))
     vault.disabled.add(FIRST)
@@ -181,9 +173,7 @@ async def test_a_disabled_version_of_the_wrapping_key_is_not_believed_and_report
     assert "--enabled true" in caught.value.hint
 
 
-async def test_a_key_that_may_not_sign_begins_nothing_and_reads_what_is_signed(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_key_that_may_not_sign_begins_nothing_but_reads(memory: MemoryTableService) -> None:
     table, vault = await table_of(memory), Vault()
     vault.operations.remove("sign")
     with pytest.raises(CredentialRefused, match="refused to sign") as caught:
@@ -205,9 +195,7 @@ async def test_a_short_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("to_vault", [True, False])
-async def test_a_planted_key_is_refused_while_the_wrapping_key_is_replaced(
-    memory: MemoryTableService, to_vault: bool
-) -> None:
+async def test_a_planted_key_is_refused_during_rewrapping(memory: MemoryTableService, to_vault: bool) -> None:
     """From a local key to Key Vault, and back: also while the vault's key is the previous one."""
     table, vault = await table_of(memory), Vault()
     there = wrapping(vault)

@@ -26,9 +26,7 @@ def as_read(row: Row) -> Row:
 
 
 @given(keys, st.frozensets(target_keys, max_size=8))
-def test_a_forward_row_gives_back_the_source_key_and_every_target_key(
-    source: EntityKey, targets: frozenset[TargetKey]
-) -> None:
+def test_a_forward_row_has_source_and_target_keys(source: EntityKey, targets: frozenset[TargetKey]) -> None:
     forward = ROWS.read_forward(as_read(ROWS.forward_row(source, targets)))
     assert forward.source == source
     assert forward.targets == targets

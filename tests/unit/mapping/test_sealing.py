@@ -280,9 +280,7 @@ async def mapping_table(memory: MemoryTableService) -> Table:
     return memory.table(MAPPING_TABLE)
 
 
-async def test_all_who_write_in_a_month_seal_with_one_key_and_next_month_with_another(
-    memory: MemoryTableService,
-) -> None:
+async def test_each_month_has_one_data_key(memory: MemoryTableService) -> None:
     table, clock = await mapping_table(memory), Clock()
     first, second = (Keyring(table, "0001", WRAPPING, now=clock) for _ in range(2))
     await asyncio.gather(first.begin(), second.begin())
@@ -333,9 +331,7 @@ async def test_a_migration_without_its_root_key_is_not_given_another(memory: Mem
     assert memory.dump(MAPPING_TABLE) == []
 
 
-async def test_a_delete_of_data_keys_that_lands_late_leaves_those_of_a_migration_that_began_anew(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_delete_keeps_new_key(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root key stands in the same place."""
     table = await mapping_table(memory)
     await Keyring(table, "0001", WRAPPING).begin()
@@ -354,9 +350,7 @@ async def test_a_delete_of_data_keys_that_lands_late_leaves_those_of_a_migration
     await Keyring(table, "0001", WRAPPING).open()
 
 
-async def test_a_data_key_that_is_wrapped_anew_while_it_is_deleted_goes_too(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_deletion_beats_rewrapping(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     table = await mapping_table(memory)
     keyring = Keyring(table, "0001", WRAPPING)
     await keyring.begin()
@@ -375,9 +369,7 @@ async def test_a_data_key_that_is_wrapped_anew_while_it_is_deleted_goes_too(
     assert memory.dump(MAPPING_TABLE) == []
 
 
-async def test_after_a_change_of_the_wrapping_key_all_data_keys_are_wrapped_anew(
-    memory: MemoryTableService,
-) -> None:
+async def test_a_changed_wrapping_key_rewraps_all_data_keys(memory: MemoryTableService) -> None:
     table = await mapping_table(memory)
     before = Keyring(table, "0001", WRAPPING)
     await before.begin()

@@ -346,9 +346,7 @@ def test_numbers_that_say_nothing_about_order_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("key", "alone"), [("RowKey", True), ("Pair", False)])
-def test_partitions_of_one_row_are_seen_where_there_are_more_than_can_be_counted(
-    key: str, alone: bool
-) -> None:
+def test_single_row_partitions_are_seen_beyond_the_countable_number(key: str, alone: bool) -> None:
     """Two rows for each partition are no partition per row, even when most partitions were not counted."""
     table = rows(2_000, Pair=lambda n: f"pair-{n // 2}")
     counted = facts(table, migration(keys.prop(key), **BATCHES))

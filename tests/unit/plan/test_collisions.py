@@ -96,9 +96,7 @@ def test_memory_is_flat_from_30_000_to_120_000_rows(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 8 * 1024 * 1024
 
 
-def test_temporary_files_hold_no_key_that_can_be_read_and_are_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_hold_no_key_and_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[IO[bytes]] = []
     make = tempfile.TemporaryFile
 

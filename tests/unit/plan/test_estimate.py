@@ -100,9 +100,7 @@ def test_both_tables_are_stored_until_the_retention_is_over() -> None:
     ],
     ids=["account", "one partition", "hot target", "batches of one", "rate", "partition rate"],
 )
-def test_backfill_is_as_slow_as_its_tightest_bound(
-    workload: Workload, pace: Limits, seconds: float, bound: str
-) -> None:
+def test_backfill_has_its_slowest_rate(workload: Workload, pace: Limits, seconds: float, bound: str) -> None:
     backfill = estimate(workload, pace).durations[0]
     assert bound in backfill.at_limits_bound
     assert backfill.at_limits_s == pytest.approx(seconds)

@@ -71,9 +71,7 @@ ADVISED = replace(SAMPLED, advice={"long-keys": Severity.WARNING, "one-partition
         ),
     ],
 )
-def test_advice_that_came_or_went_or_weighs_otherwise_is_named(
-    advice: dict[str, Severity], said: str
-) -> None:
+def test_changed_advice_is_named(advice: dict[str, Severity], said: str) -> None:
     assert moved(ADVISED, ADVISED) == []
     assert moved(ADVISED, replace(ADVISED, advice=advice)) == [said]
 
@@ -151,9 +149,7 @@ def test_a_plan_of_another_script_is_refused_also_once_that_has_begun() -> None:
         check_declared(file, [declared_as("0002", USERS)])
 
 
-async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(
-    memory: MemoryTableService, tmp_path: Path
-) -> None:
+async def test_a_written_plan_reads_back_without_keys(memory: MemoryTableService, tmp_path: Path) -> None:
     await fill(memory, "Users", [user("anna@mail.example"), user("ANNA@mail.example", "us")])
     options = PlanOptions(exact=True, show_keys=True)
     plan = await make_plan([subject(USERS)], memory, options)
@@ -170,9 +166,7 @@ async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_sh
 
 
 @pytest.mark.parametrize("harm", ["edit", "cut", "format", "empty", "parts"])
-async def test_a_file_that_is_not_what_was_written_is_refused(
-    memory: MemoryTableService, tmp_path: Path, harm: str
-) -> None:
+async def test_a_modified_plan_file_is_refused(memory: MemoryTableService, tmp_path: Path, harm: str) -> None:
     await fill(memory, "Users", [user("anna@mail.example")])
     path = tmp_path / "plan.json"
     write_plan(await make_plan([subject(USERS)], memory, PlanOptions()), path)

@@ -89,9 +89,7 @@ def test_a_time_far_from_all_others_costs_no_memory() -> None:
     assert sum(sum(rows) for _, rows in after.lanes) == 7
 
 
-def test_beyond_so_many_partitions_the_smaller_ones_are_let_go_and_their_rows_still_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_beyond_the_bound_small_partitions_merge_but_rows_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes are lower bounds then, and the load says so; all rows are in some column."""
     few, _ = portrayed(BY_MONTH, events(24)).loads(IDS, WHOLE)
     monkeypatch.setattr(portrait, "CELLS", 10)

@@ -82,9 +82,7 @@ def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> Non
     assert config.sealing.previous == SecretSource(SecretKind.FILE, str(file.parent / "old.key"))
 
 
-def test_paths_are_relative_to_the_file_not_to_the_working_directory(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         MINIMAL
         + "[state]\npath = '../state #1.db'\n[migrations]\npath = '/abs'\n[secrets.a]\nfile = 'a.key'\n"
@@ -245,9 +243,7 @@ def test_a_secret_that_was_pasted_in_is_refused_and_not_echoed(file: Path, line:
 
 
 @pytest.mark.parametrize(("section", "margin"), [("", "29s"), ("", "0s"), (ELSEWHERE_ON_HTTPS, "1s")])
-def test_a_margin_below_the_time_of_the_service_is_refused_on_https(
-    file: Path, section: str, margin: str
-) -> None:
+def test_a_margin_below_the_longest_operation_is_refused(file: Path, section: str, margin: str) -> None:
     local = MINIMAL.replace(HTTPS, 'endpoint = "http://127.0.0.1:10002/devstoreaccount1"')
     local = local.replace("https://vault.table.core.windows.net", "http://127.0.0.1:10002/devstoreaccount1")
     gates = f'\n[gates]\nmargin = "{margin}"\n'
@@ -308,9 +304,7 @@ def test_https_uses_an_identity_unless_a_key_is_named(monkeypatch: pytest.Monkey
     assert account_key(Account(AZURE.endpoint, "KEY")) == PASTED
 
 
-def test_azurite_has_a_published_key_and_other_http_accounts_need_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_http_accounts_than_azurite_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", PASTED)
     assert account_key(AZURITE) == AZURITE_KEY
     assert account_key(OWN) == PASTED
@@ -320,9 +314,7 @@ def test_azurite_has_a_published_key_and_other_http_accounts_need_one(
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", "AccountName=a;AccountKey=b", "not base64!"])
-def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_or_invalid_key_is_not_echoed(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("KEY", value)
@@ -359,9 +351,7 @@ def test_one_account_is_told_however_its_endpoint_is_written() -> None:
         "https://a.privatelink.table.core.windows.net",
     ],
 )
-def test_targets_in_the_account_of_the_tables_are_refused_however_it_is_spelled(
-    file: Path, endpoint: str
-) -> None:
+def test_targets_in_the_source_account_are_refused_in_any_spelling(file: Path, endpoint: str) -> None:
     """`Users` and `Users@targets` would be one table, and retiring the one would delete the other."""
     text = """[tables]
 endpoint = "https://a.table.core.windows.net"
@@ -390,9 +380,7 @@ endpoint = "ENDPOINT"
         "http://127.0.0.1:10002/devstoreaccount1-secondary",
     ],
 )
-def test_the_endpoint_of_a_secondary_region_is_refused_in_every_section(
-    file: Path, section: str, endpoint: str
-) -> None:
+def test_a_secondary_region_is_refused_in_every_section(file: Path, section: str, endpoint: str) -> None:
     """It is read-only and lags: rows copied from it would miss the latest writes."""
     sections = {
         name: f"https://{name}.table.core.windows.net" for name in ("tables", "restricted", "targets")
@@ -419,9 +407,7 @@ def test_the_endpoint_of_a_secondary_region_is_refused_in_every_section(
         ("http://azurite:10002/devstoreaccount1/Users", "http://azurite:10002/devstoreaccount1"),
     ],
 )
-def test_the_url_of_a_table_is_no_endpoint_and_its_account_is_named(
-    file: Path, url: str, account: str
-) -> None:
+def test_a_table_url_is_refused_and_its_account_named(file: Path, url: str, account: str) -> None:
     with pytest.raises(ConfigurationError, match="is the URL of a table") as error:
         load_config(write(file, MINIMAL.replace("https://vault.table.core.windows.net/", url)))
     assert error.value.hint == f"name the endpoint of its account: {account}"
@@ -435,9 +421,7 @@ def test_a_gateway_may_have_a_path(file: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["azurite", "192.0.2.7", "host.docker.internal"])
-def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
-    file: Path, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_http_is_for_azurite_only(file: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An Azurite in another container: the key is known to everybody, and protects nothing."""
     endpoint = f"http://{host}:10002/devstoreaccount1"
     text = f'[tables]\nendpoint = "{endpoint}"\n[restricted]\nendpoint = "{endpoint}"\nkey_env = "OWN"\n'
@@ -467,9 +451,7 @@ def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
         ("[follow]\n[limits]\nscans = 0\n", 3, "[limits] scans: is not a whole number"),
     ],
 )
-def test_an_error_names_the_line_however_its_key_is_written(
-    file: Path, text: str, line: int, problem: str
-) -> None:
+def test_an_error_names_the_line_of_its_key(file: Path, text: str, line: int, problem: str) -> None:
     above = MINIMAL.count("\n")
     whole = text + MINIMAL if text.startswith("limits") else MINIMAL + text
     error = refused(file, whole)
@@ -478,9 +460,7 @@ def test_an_error_names_the_line_however_its_key_is_written(
 
 @pytest.mark.parametrize("section", ["tables", "restricted", "targets"])
 @pytest.mark.parametrize("secret", ["", "c2VjcmV0"])
-def test_an_account_of_cosmos_db_is_refused_in_every_section_and_no_secret_is_repeated(
-    file: Path, section: str, secret: str
-) -> None:
+def test_a_cosmos_db_account_is_refused_without_its_secret(file: Path, section: str, secret: str) -> None:
     """Before anything else that the section says: `consistency` was for such accounts alone."""
     sections = {
         name: f"https://{name}.table.core.windows.net" for name in ("tables", "restricted", "targets")

@@ -56,9 +56,7 @@ def test_a_file_loses_one_newline_and_nothing_else(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize("value", [None, "", "x" * 15])
-def test_an_absent_empty_or_short_variable_is_missing(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_short_variable_is_missing(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("V", raising=False)
     if value is not None:
         monkeypatch.setenv("V", value)
@@ -128,9 +126,7 @@ def test_key_vault_gives_the_secret_of_the_url() -> None:
         (0, EndpointDown),
     ],
 )
-def test_what_key_vault_refuses_leads_to_an_action_and_is_not_copied(
-    status: int, error: type[Exception]
-) -> None:
+def test_a_key_vault_refusal_names_an_action_only(status: int, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         from_vault(Vault(status))
     assert caught.value.hint  # type: ignore[attr-defined]

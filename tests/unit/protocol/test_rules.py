@@ -84,9 +84,7 @@ def test_an_index_table_is_the_applications_own_only_after_complete() -> None:
 @pytest.mark.parametrize("phase", ALL)
 @pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("copied", [False, True])
-def test_every_refused_way_has_an_error_that_says_what_to_do(
-    phase: ControlPhase | None, view: View, copied: bool
-) -> None:
+def test_refused_routes_say_what_to_do(phase: ControlPhase | None, view: View, copied: bool) -> None:
     way = route(phase, view, copied=copied, reverse=False)
     if way in (Route.REFUSED, Route.WAIT):
         error = refusal(refusal_code(view, way, copied=copied), "Users")

@@ -33,9 +33,7 @@ def configured(folder: Path, text: str) -> Config:
     return load_config(folder / "rekey.toml")
 
 
-def test_keys_come_from_the_environment_and_from_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_come_from_environment_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORDERS_KEY", base64.b64encode(SECRET).decode())
     (tmp_path / "old.key").write_bytes(base64.b64encode(OLD) + b"\n")
     found = access_of(configured(tmp_path, KEYS))
@@ -45,9 +43,7 @@ def test_keys_come_from_the_environment_and_from_files(
     assert any("key `old-orders` is open" in one for one in configured(tmp_path, KEYS).warnings())
 
 
-def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_or_invalid_key_is_not_echoed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(tmp_path, "[proxy.access.keys.orders]\nenv = 'ORDERS_KEY'\n")
     monkeypatch.delenv("ORDERS_KEY", raising=False)
     with pytest.raises(SecretMissing, match="ORDERS_KEY"):
@@ -68,9 +64,7 @@ def test_a_proxy_that_nobody_may_use_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_plan_knows_from_the_configuration_whether_signatures_have_key_ranges(
-    tmp_path: Path, said: bool
-) -> None:
+def test_a_plan_tells_whether_signatures_have_key_ranges(tmp_path: Path, said: bool) -> None:
     config = configured(tmp_path, "[proxy.access]\nkey_ranges = true\n" if said else "")
     assert PlanOptions.of(config).key_ranges is said
 
@@ -131,9 +125,7 @@ async def shown(server: asyncio.Server, *, name: str | None = None) -> bytes:
     return bytes(found)
 
 
-async def test_new_connections_are_given_the_certificate_of_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_new_connections_get_current_certs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new certificate without its key changes nothing; neither does one that is no certificate."""
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     made(certificate, key, "first")

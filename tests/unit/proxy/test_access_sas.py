@@ -153,9 +153,7 @@ def test_signatures_of_an_account_are_good_in_each_form_they_had(version: str) -
     ],
 )
 @pytest.mark.parametrize("form", [table_sas, account_sas])
-def test_all_that_a_signature_says_is_enforced(
-    form: Any, said: dict[str, str], changed: dict[str, Any], code: str
-) -> None:
+def test_sas_limits_are_enforced(form: Any, said: dict[str, str], changed: dict[str, Any], code: str) -> None:
     request = asked(query=form(**said), **changed)
     if code:
         assert refusal(request) == code

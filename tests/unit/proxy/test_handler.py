@@ -71,9 +71,7 @@ async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
     ],
     ids=["token", "stored policy"],
 )
-async def test_tokens_and_policies_of_a_table_in_another_account_are_sent_to_that_account_alone(
-    signed: str, header: str, asked: list[str]
-) -> None:
+async def test_another_accounts_tables_get_their_tokens(signed: str, header: str, asked: list[str]) -> None:
     """The source's account must not see a token for another one, and has not that table's policies."""
     world, there = World(tokens=True), World()
     cast(Any, world).is_open = False

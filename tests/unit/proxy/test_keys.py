@@ -105,9 +105,7 @@ def test_a_row_is_needed_where_keys_depend_on_more_than_the_old_key() -> None:
         ("table=Posts&pk=hidden&rk=1&x=1", 400),
     ],
 )
-async def test_what_has_no_answer_is_told_without_keys(
-    query: str, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_answer_names_no_key(query: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "rekey")
     caplog.set_level(logging.INFO, "aiohttp")
     async with asking() as client, client.get(f"/_rekey/keys?{query}", headers=BEARER) as answer:

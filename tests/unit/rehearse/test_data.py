@@ -238,9 +238,7 @@ def test_json_lines_report_text_without_a_type(tmp_path: Path) -> None:
         ("a.xml", "<x/>", "no known format"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_by_place_and_cure_without_values(
-    tmp_path: Path, name: str, text: str | bytes, said: str
-) -> None:
+def test_unloadable_data_is_named_by_place(tmp_path: Path, name: str, text: str | bytes, said: str) -> None:
     assert said in str(refused(tmp_path / name, text))
 
 
@@ -256,9 +254,7 @@ def test_a_large_document_is_streamed_across_chunk_borders(tmp_path: Path) -> No
     assert [row["N"] for row in rows] == list(range(20_000))
 
 
-def test_the_stream_gives_every_item_whatever_the_chunks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_stream_is_independent_of_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     document = {"a": {"b": [1, 2]}, "items": [12345, 'te"xt', [], {}, -1.5e3, None, True], "z": 9}
     path = tmp_path / "x.json"
     path.write_text(json.dumps(document, indent=1))

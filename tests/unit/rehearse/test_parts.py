@@ -208,9 +208,7 @@ def test_a_project_takes_along_what_a_script_needs_and_nothing_else(tmp_path: Pa
     assert third.secrets["one"] != alone.secrets["one"], "secrets are each rehearsal's own"
 
 
-def test_commands_work_on_the_rehearsals_own_project_whatever_the_environment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_use_the_rehearsals_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKEY_CONFIG", str(tmp_path / "another" / "rekey.toml"))
     (tmp_path / "own").mkdir()
     project = Project(tmp_path / "own", EXAMPLES / "0001_users_opaque_ids.py")
@@ -219,9 +217,7 @@ def test_commands_work_on_the_rehearsals_own_project_whatever_the_environment_na
     assert project.start("history", "--json").finish().code == 0
 
 
-def test_commands_go_past_a_proxy_as_this_process_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_bypass_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `no_proxy` and `NO_PROXY` the first counts, as for `rekey doctor --live` itself."""
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", ".private.example")

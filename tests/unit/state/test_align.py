@@ -29,9 +29,7 @@ def test_nothing_applied_yet_stays_nothing() -> None:
         pytest.param("retired", "complete", "retire", id="killed after the source was deleted"),
     ],
 )
-def test_between_the_two_writes_of_a_move_the_control_row_decides(
-    control: str, applied: str, counts: str
-) -> None:
+def test_the_control_row_decides_between_two_writes(control: str, applied: str, counts: str) -> None:
     known = ORDER[: ORDER.index(Phase(applied)) + 1]
     assert aligned(ControlPhase(control), known)[-1] is Phase(counts)
 
@@ -40,8 +38,6 @@ def test_between_the_two_writes_of_a_move_the_control_row_decides(
     ("control", "last"),
     [("source", None), ("dual_write", "dual_write"), ("cutover", "cutover"), ("complete", "complete")],
 )
-def test_with_a_lost_state_file_copying_is_done_again_and_nothing_else(
-    control: str, last: str | None
-) -> None:
+def test_a_lost_state_file_repeats_only_the_copy(control: str, last: str | None) -> None:
     found = aligned(ControlPhase(control), ())
     assert (found[-1] if found else None) == (Phase(last) if last else None)

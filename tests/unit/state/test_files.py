@@ -82,9 +82,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_process_committed_is_read_without_touching_its_files(
-    tmp_path: Path, path: Path
-) -> None:
+def test_commits_of_a_killed_process_are_read_without_writing(tmp_path: Path, path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     before = snapshot(tmp_path)
@@ -98,9 +96,7 @@ def test_what_a_killed_process_committed_is_read_without_touching_its_files(
         assert state.get_fact(SCRIPT, "x") == "durable"
 
 
-def test_a_copy_of_an_older_file_is_brought_up_to_date_and_the_file_is_not(
-    tmp_path: Path, path: Path
-) -> None:
+def test_an_older_file_is_migrated_in_a_copy_only(tmp_path: Path, path: Path) -> None:
     old = only_first_step(tmp_path)
     backend.prepare(path, None, folder=old).close()
     before = path.read_bytes()

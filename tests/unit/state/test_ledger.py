@@ -92,9 +92,7 @@ def open_ledger(path: Path, lock: FileLock, steps: Recorder) -> Callable[..., Le
 OpenLedger = Callable[..., Ledger]
 
 
-def test_phases_run_in_order_up_to_the_one_asked_for_and_only_once(
-    open_ledger: OpenLedger, steps: Recorder
-) -> None:
+def test_phases_run_once_in_order_up_to_the_target(open_ledger: OpenLedger, steps: Recorder) -> None:
     ledger = open_ledger()
     assert ledger.applied("0001_users") == []
     ran = ledger.apply("0001_users", Phase.BACKFILL)
@@ -112,9 +110,7 @@ def test_what_is_applied_is_still_applied_for_the_next_process(open_ledger: Open
         assert applied_phases(state.ledger_ids(), "0001_users") == [Phase.PREPARE, Phase.DUAL_WRITE]
 
 
-def test_an_error_of_a_step_reaches_the_caller_unchanged_and_marks_nothing(
-    open_ledger: OpenLedger, steps: Recorder
-) -> None:
+def test_a_failed_step_raises_its_error_and_marks_nothing(open_ledger: OpenLedger, steps: Recorder) -> None:
     closed = GateClosed("cutover", ["no verification"], hint="verify")
     steps.raises("+0001_users.backfill", closed)
     ledger = open_ledger()
@@ -128,9 +124,7 @@ def test_an_error_of_a_step_reaches_the_caller_unchanged_and_marks_nothing(
     assert steps.calls == ["+0001_users.backfill", "+0001_users.reconcile"]
 
 
-def test_an_interruption_passes_through_and_the_next_call_takes_the_lock_again(
-    open_ledger: OpenLedger, steps: Recorder, path: Path
-) -> None:
+def test_an_interruption_releases_the_lock(open_ledger: OpenLedger, steps: Recorder, path: Path) -> None:
     steps.raises("+0001_users.dual_write", KeyboardInterrupt())
     ledger = open_ledger()
     with pytest.raises(KeyboardInterrupt):
@@ -193,9 +187,7 @@ def test_a_ledger_that_plain_yoyo_has_locked_is_left_alone(
 @pytest.mark.parametrize(
     "error", [sqlite3.OperationalError("x"), sqlite3.IntegrityError("x"), BadMigration("x")], ids=repr
 )
-def test_errors_of_sqlite_and_yoyo_never_leave_a_step_as_such(
-    open_ledger: OpenLedger, steps: Recorder, error: Exception
-) -> None:
+def test_database_errors_never_leak(open_ledger: OpenLedger, steps: Recorder, error: Exception) -> None:
     """yoyo would undo earlier steps after the first kind, and go on to the next phase after the second."""
     steps.raises("+0001_users.backfill", error)
     ledger = open_ledger()
@@ -221,9 +213,7 @@ def test_rollback_takes_phases_back_last_first(open_ledger: OpenLedger, steps: R
     assert ledger.apply("0001_users", Phase.PREPARE) == [Phase.PREPARE], "a new start is a whole start"
 
 
-def test_a_rollback_that_fails_keeps_what_was_not_taken_back(
-    open_ledger: OpenLedger, steps: Recorder
-) -> None:
+def test_a_failed_rollback_keeps_the_remaining_phases(open_ledger: OpenLedger, steps: Recorder) -> None:
     ledger = open_ledger()
     ledger.apply("0001_users", Phase.RECONCILE)
     steps.raises("-0001_users.backfill", RekeyError("no"))
@@ -241,9 +231,7 @@ def test_there_is_no_way_back_from_complete(open_ledger: OpenLedger, steps: Reco
     assert steps.calls == []
 
 
-def test_a_script_waits_for_cutover_of_the_one_it_depends_on(
-    open_ledger: OpenLedger, steps: Recorder
-) -> None:
+def test_a_script_waits_for_cutover_of_its_dependency(open_ledger: OpenLedger, steps: Recorder) -> None:
     ledger = open_ledger(script("a"), script("b", "a"))
     ledger.apply("a", Phase.RECONCILE)
     with pytest.raises(GateClosed, match="b waits for `cutover` of a"):
@@ -305,9 +293,7 @@ def test_a_ledger_with_a_gap_is_refused(open_ledger: OpenLedger) -> None:
         ledger.apply("0001_users", Phase.RECONCILE)
 
 
-def test_a_step_can_write_to_the_state_while_yoyo_is_at_work(
-    open_ledger: OpenLedger, path: Path, lock: FileLock
-) -> None:
+def test_a_step_can_write_state_meanwhile(open_ledger: OpenLedger, path: Path, lock: FileLock) -> None:
     """One file holds both; whoever works in a step must not wait for yoyo, who waits for the step."""
     with State.open(path, lock=lock) as state:
 
@@ -336,9 +322,7 @@ def test_the_file_lock_must_be_held(open_ledger: OpenLedger, lock: FileLock) -> 
         ledger.apply("0001_users", Phase.PREPARE)
 
 
-def test_a_lock_row_of_a_live_ledger_is_reported_not_waited_for_forever(
-    open_ledger: OpenLedger, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_lock_is_named(open_ledger: OpenLedger, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only reachable when somebody works on the file without the file lock, with yoyo's own command say."""
     ledger = open_ledger()
     ledger.applied("0001_users")

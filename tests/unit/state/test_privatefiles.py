@@ -33,9 +33,7 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> Non
     assert not path.is_symlink() and path.read_bytes() == b"after"
 
 
-def test_no_link_can_be_waiting_at_the_temporary_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_link_waits_at_the_temporary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that can be guessed, with the process id or `.new`, are not used; each time it is another."""
     elsewhere, path = tmp_path / "elsewhere", tmp_path / "state.sqlite.stress"
     elsewhere.write_text("kept")
@@ -58,9 +56,7 @@ def test_no_link_can_be_waiting_at_the_temporary_name(
     assert {one.parent for one in used} == {tmp_path}
 
 
-def test_what_cannot_be_written_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -93,9 +93,7 @@ def test_a_migration_is_recorded_once(state: State) -> None:
         (("Users", "account", "other"), "run"),
     ],
 )
-def test_a_state_file_of_another_migration_is_refused(
-    state: State, place: tuple[str, str, str], names: str
-) -> None:
+def test_another_migrations_file_is_refused(state: State, place: tuple[str, str, str], names: str) -> None:
     record = recorded(state)
     require_same_place(record, "USERS", "account", "run")  # table names do not differ by case
     with pytest.raises(StateUnusable, match=f"another migration.*{names}"):
@@ -286,9 +284,7 @@ def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> 
         state.forget_keys("0001_a")
 
 
-def test_keys_of_a_verification_under_way_are_forgotten_too_also_when_others_were_before(
-    tmp_path: Path,
-) -> None:
+def test_keys_of_a_running_verification_are_forgotten_repeatedly(tmp_path: Path) -> None:
     """A verification behind `complete` writes keys again; once it is over, free pages hold them."""
     bounds = ["part", EntityKey("p", "a-key"), None, EntityKey("p", "a-cursor"), False]
     with State.open(tmp_path / "state.sqlite") as state:
@@ -303,9 +299,7 @@ def test_keys_of_a_verification_under_way_are_forgotten_too_also_when_others_wer
             assert b"a-key" not in everything and b"a-cursor" not in everything
 
 
-def test_a_file_that_could_not_be_written_anew_is_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_vacuum_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows held no key any more by then; what they had held was still in the file."""
     rewritten = []
 

@@ -258,9 +258,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("known", "safe", "sentence", "command"), CASES)
-def test_each_state_says_if_it_is_safe_and_what_comes_next(
-    known: Facts, safe: bool, sentence: str, command: str
-) -> None:
+def test_each_state_has_a_verdict(known: Facts, safe: bool, sentence: str, command: str) -> None:
     status = judge(known)
     assert status.verdict.safe is safe
     assert sentence in status.verdict.sentence
@@ -612,9 +610,7 @@ def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_w
     assert status.verdict.remark.endswith("rekey rollback 0001_users")
 
 
-async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
-    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
-) -> None:
+async def test_delta_reads_no_clients(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
     config = Config(tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path)
     await Registry(memory, SCRIPT).beat(WEB)
     with State.open(config.state) as state:
@@ -644,9 +640,7 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
-async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
-    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
-) -> None:
+async def test_a_killed_runner_is_idle(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
     """Its lease has not ended, its parent has not collected it, and it left its pulse: also where the store
     cannot be asked nobody is told to look again."""
     config = Config(tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path)

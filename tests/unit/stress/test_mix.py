@@ -83,9 +83,7 @@ def test_shares_are_weights_and_the_rest_has_defaults(tmp_path: Path) -> None:
         ("[mix]\nupdate = 1\n[rows]\ncount = 9\n", 3, "[rows] partitions: is missing", "TABLE or --design"),
     ],
 )
-def test_a_mistake_is_named_with_its_line_and_a_cure(
-    tmp_path: Path, text: str, line: int, names: str, cure: str
-) -> None:
+def test_a_mistake_is_named_with_a_cure(tmp_path: Path, text: str, line: int, names: str, cure: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         mix_of(tmp_path, text)
     assert refused.value.what.startswith(f"{tmp_path / 'mix.toml'}, line {line}: {names}")

@@ -47,9 +47,7 @@ def test_what_the_targets_allow_follows_from_the_largest_partition() -> None:
     assert Spread("Users", ()).expected == 0.0
 
 
-def test_partitions_beyond_the_bound_are_single_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_partitions_beyond_the_bound_are_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spread_module, "MOST_PARTITIONS", 2)
     count = SpreadCount("Users")
     for partition in ("a", "b", "c", "d", "a"):

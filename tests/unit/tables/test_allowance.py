@@ -105,9 +105,7 @@ def status_of(answer: Answer, _doing: str) -> int:
     ],
     ids=["answered", "busy", "twice", "not sent", "no answer", "perhaps applied", "given up"],
 )
-async def test_who_took_of_a_rate_hears_of_refusals_and_is_asked_before_the_next_attempt(
-    method: str, attempts: list[int | Exception], told: list[str]
-) -> None:
+async def test_refusals_reach_the_rate(method: str, attempts: list[int | Exception], told: list[str]) -> None:
     """What may have been applied used what was taken: of that nobody is told."""
     said: list[str] = []
     with at_a_rate(noting(said)):

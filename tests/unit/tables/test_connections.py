@@ -212,9 +212,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("pieces", ["whole", "byte by byte"])
 @pytest.mark.parametrize("form", WHOLE)
-async def test_an_answer_is_read_to_its_end_in_whatever_pieces_and_the_connection_is_used_again(
-    form: str, pieces: str
-) -> None:
+async def test_an_answer_in_pieces_is_read_and_its_connection_reused(form: str, pieces: str) -> None:
     raw, status, body = WHOLE[form]
 
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -241,7 +239,7 @@ async def test_an_answer_is_read_to_its_end_in_whatever_pieces_and_the_connectio
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: Close\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     ],
 )
-async def test_an_answer_that_ends_its_connection_counts_and_the_next_request_has_another(raw: bytes) -> None:
+async def test_an_answer_that_ends_its_connection_counts(raw: bytes) -> None:
     async with serving(saying_and_closing(raw)) as served, client_of(served) as client:
         for _ in range(2):
             answer = await client.ask()
@@ -269,16 +267,14 @@ async def test_headers_are_found_in_any_case_and_the_first_of_several_counts() -
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200",
     ],
 )
-async def test_an_answer_that_is_cut_off_is_none(raw: bytes) -> None:
+async def test_a_truncated_answer_raises_disconnected(raw: bytes) -> None:
     async with serving(saying_and_closing(raw)) as served, client_of(served) as client:
         with pytest.raises(Disconnected):
             await client.ask()
     assert served.made == 1, "a request is sent once"
 
 
-async def test_a_connection_that_is_reset_under_a_request_is_no_answer_and_the_request_is_not_repeated() -> (
-    None
-):
+async def test_a_reset_connection_is_no_answer_and_nothing_is_resent() -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await served.take(reader)
         at_once = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: closed with a reset
@@ -303,7 +299,7 @@ async def test_a_connection_that_is_reset_under_a_request_is_no_answer_and_the_r
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03",
     ],
 )
-async def test_what_is_no_http_is_no_answer_and_the_connection_is_not_used_again(raw: bytes) -> None:
+async def test_malformed_http_raises_and_ends_the_connection(raw: bytes) -> None:
     async with serving(saying(raw, OK)) as served, client_of(served) as client:
         with pytest.raises(Malformed):
             await client.ask()
@@ -319,7 +315,7 @@ async def test_what_is_no_http_is_no_answer_and_the_connection_is_not_used_again
     "behind",
     [OK, OK[:-1], b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"x"],
 )
-async def test_what_comes_behind_an_answer_answers_no_other_request(form: str, behind: bytes) -> None:
+async def test_bytes_after_an_answer_answer_no_other_request(form: str, behind: bytes) -> None:
     raw, status, body = WHOLE[form]
     own = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown"
     async with serving(saying(raw + behind, own)) as served, client_of(served) as client:
@@ -329,7 +325,7 @@ async def test_what_comes_behind_an_answer_answers_no_other_request(form: str, b
     assert served.made == 2
 
 
-async def test_what_comes_while_nothing_was_asked_ends_the_connection() -> None:
+async def test_unsolicited_bytes_end_the_connection() -> None:
     ended = asyncio.Event()
 
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -351,9 +347,7 @@ async def test_what_comes_while_nothing_was_asked_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_an_answer_before_the_request_has_gone_out_counts_and_nothing_is_sent_behind_that_request(
-    encrypted: bool, tmp_path: Path
-) -> None:
+async def test_an_early_answer_counts_and_ends_the_connection(encrypted: bool, tmp_path: Path) -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
         reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -372,7 +366,7 @@ async def test_an_answer_before_the_request_has_gone_out_counts_and_nothing_is_s
 # --- time ----------------------------------------------------------------------------------------------
 
 
-async def test_who_is_silent_for_too_long_does_not_answer_and_the_connection_ends() -> None:
+async def test_a_silent_server_times_out_and_frees_the_place() -> None:
     silent = Silent()
     async with serving(silent) as served, client_of(served, most=1, read_s=0.05) as client:
         with pytest.raises(TimeoutError):
@@ -383,7 +377,7 @@ async def test_who_is_silent_for_too_long_does_not_answer_and_the_connection_end
     assert served.made == 2
 
 
-async def test_the_time_for_an_answer_counts_from_what_came_last(go_on: Callable[[float], None]) -> None:
+async def test_the_read_timeout_counts_from_the_last_bytes(go_on: Callable[[float], None]) -> None:
     pieces = [OK[:10], OK[10:20], OK[20:30], OK[30:-1]]
     more = asyncio.Semaphore(0)
 
@@ -449,9 +443,7 @@ async def test_the_time_for_an_answer_does_not_run_while_a_request_goes_out(
                 await asking
 
 
-async def test_a_connection_that_was_idle_for_four_seconds_is_not_used_again(
-    go_on: Callable[[float], None],
-) -> None:
+async def test_a_connection_idle_for_four_seconds_is_not_reused(go_on: Callable[[float], None]) -> None:
     async with serving(saying(OK)) as served, client_of(served) as client:
         await client.ask()
         go_on(module.IDLE_SECONDS - 0.5)
@@ -462,7 +454,7 @@ async def test_a_connection_that_was_idle_for_four_seconds_is_not_used_again(
         assert served.made == 2
 
 
-async def test_nothing_is_left_to_be_looked_at_when_connections_are_closed() -> None:
+async def test_closing_cancels_the_timers_of_connections() -> None:
     silent = Silent()
     async with serving(silent) as served, client_of(served) as client:
         asking = asyncio.create_task(client.ask())
@@ -476,7 +468,7 @@ async def test_nothing_is_left_to_be_looked_at_when_connections_are_closed() -> 
 # --- places --------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_is_cancelled_frees_its_place_and_its_connection_is_not_used_again() -> None:
+async def test_a_canceled_request_frees_its_place_and_ends_its_connection() -> None:
     silent = Silent()
 
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -493,7 +485,7 @@ async def test_a_request_that_is_cancelled_frees_its_place_and_its_connection_is
     assert served.made == 2
 
 
-async def test_a_request_that_is_cancelled_while_it_connects_or_waits_frees_its_place() -> None:
+async def test_a_request_canceled_before_sending_frees_its_place() -> None:
     heard = asyncio.Semaphore(0)
 
     async def talk(_: Served, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
@@ -516,7 +508,7 @@ async def test_a_request_that_is_cancelled_while_it_connects_or_waits_frees_its_
         assert client.used is None
 
 
-async def test_most_connections_at_a_time_and_who_came_first_is_served_first() -> None:
+async def test_connections_are_bounded_and_first_come_first_served() -> None:
     go = asyncio.Semaphore(0)
     under_way = most = 0
 
@@ -541,7 +533,7 @@ async def test_most_connections_at_a_time_and_who_came_first_is_served_first() -
     assert served.paths[2:] == [f"/{number}" for number in range(2, 9)]
 
 
-async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used() -> None:
+async def test_a_connection_closed_while_idle_is_not_used() -> None:
     async with serving(saying_and_closing(OK)) as served, client_of(served) as client:
         for _ in range(3):
             await client.ask()
@@ -554,7 +546,7 @@ async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used
 # --- before anything is sent ---------------------------------------------------------------------------
 
 
-async def test_who_forbids_the_request_when_it_goes_out_has_nothing_sent_and_the_connection_is_kept() -> None:
+async def test_a_request_forbidden_at_sending_keeps_the_connection() -> None:
     def forbid(_: Connection) -> None:
         raise LookupError("not any more")
 
@@ -566,9 +558,7 @@ async def test_who_forbids_the_request_when_it_goes_out_has_nothing_sent_and_the
     assert (served.made, served.paths) == (1, ["/rows", "/rows"])
 
 
-async def test_nobody_is_asked_where_the_connection_is_closed_already(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_is_sent_on_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(saying(OK)) as served, client_of(served) as client:
         connect = client.connections._connect
 
@@ -596,16 +586,14 @@ async def test_nobody_is_asked_where_the_connection_is_closed_already(
         ("/ä", {}),
     ],
 )
-async def test_what_would_be_another_request_than_was_meant_is_not_sent(
-    path: str, headers: dict[str, str]
-) -> None:
+async def test_a_request_that_would_be_split_is_not_sent(path: str, headers: dict[str, str]) -> None:
     async with serving(saying(OK)) as served, client_of(served) as client:
         with pytest.raises(Malformed):
             await client.ask(path, headers=headers)
     assert served.made == 0 and client.used is None
 
 
-async def test_a_request_goes_out_as_it_was_made() -> None:
+async def test_a_request_is_sent_unchanged() -> None:
     async with serving(saying(OK)) as served, client_of(served) as client:
         await client.ask("/a%2Fb/../T(PartitionKey='%27')?a=b%20c&d=+", headers={"If-Match": "*", "x": ""})
         await client.ask("/", method="DELETE")
@@ -637,9 +625,7 @@ async def test_a_request_goes_out_as_it_was_made() -> None:
         ("https://account..example", "http://127.0.0.1:9"),
     ],
 )
-async def test_an_address_that_cannot_be_asked_for_is_refused_like_one_that_does_not_answer(
-    endpoint: str, proxy: str | None
-) -> None:
+async def test_an_unusable_address_is_refused_as_unreachable(endpoint: str, proxy: str | None) -> None:
     async with Client(endpoint, proxy=proxy) as client:
         with pytest.raises(OSError):
             await client.ask()
@@ -650,7 +636,7 @@ async def test_an_address_that_cannot_be_asked_for_is_refused_like_one_that_does
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
-async def test_a_proxy_is_asked_for_the_address_itself_and_told_the_password(scheme: str) -> None:
+async def test_a_proxy_gets_the_absolute_address_and_the_password(scheme: str) -> None:
     async with serving(saying(OK)) as served:
         proxy = f"{scheme}me:p%40ss@127.0.0.1:{served.port}"
         async with Client("http://tables.example:81/account", proxy=proxy) as client:
@@ -692,9 +678,7 @@ def tunnelling(before: bytes = b"") -> Talk:
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
 @pytest.mark.parametrize("secured", [False, True], ids=["http proxy", "https proxy"])
-async def test_an_encrypted_endpoint_is_reached_through_a_tunnel_and_never_sees_the_proxys_password(
-    secured: bool, before: bytes, tmp_path: Path
-) -> None:
+async def test_a_tunnel_hides_the_proxys_password(secured: bool, before: bytes, tmp_path: Path) -> None:
     tls, trusting = certificate(tmp_path)
     async with (
         serving(echo, tls=tls) as served,
@@ -727,7 +711,7 @@ async def test_an_encrypted_endpoint_is_reached_through_a_tunnel_and_never_sees_
         (b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", OSError),
     ],
 )
-async def test_a_proxy_that_makes_no_tunnel_has_no_request_sent(said: bytes, error: type[OSError]) -> None:
+async def test_a_failed_tunnel_sends_no_request(said: bytes, error: type[OSError]) -> None:
     async with serving(saying_and_closing(said)) as by:
         proxy = f"http://127.0.0.1:{by.port}"
         async with Client("https://account.example", proxy=proxy) as client:
@@ -737,7 +721,7 @@ async def test_a_proxy_that_makes_no_tunnel_has_no_request_sent(said: bytes, err
     assert by.paths == ["account.example:443"]
 
 
-async def test_an_ipv6_address_is_asked_of_a_proxy_in_brackets() -> None:
+async def test_a_tunnel_to_ipv6_has_brackets() -> None:
     async with (
         serving(saying_and_closing(b"HTTP/1.1 403 No\r\n\r\n")) as by,
         Client("https://[::1]/account", proxy=f"http://127.0.0.1:{by.port}") as client,
@@ -747,7 +731,7 @@ async def test_an_ipv6_address_is_asked_of_a_proxy_in_brackets() -> None:
     assert by.heads == ["CONNECT [::1]:443 HTTP/1.1\r\nHost: [::1]:443\r\n\r\n"]
 
 
-async def test_the_transport_tells_what_was_not_sent_from_what_was_not_answered() -> None:
+async def test_the_transport_separates_not_sent_from_not_answered() -> None:
     async def sent(endpoint: str, **options: Any) -> None:
         transport = Transport(
             endpoint,
@@ -779,7 +763,7 @@ async def test_the_transport_tells_what_was_not_sent_from_what_was_not_answered(
 # --- certificates --------------------------------------------------------------------------------------
 
 
-async def test_a_certificate_is_checked_as_was_told(tmp_path: Path) -> None:
+async def test_certificates_are_verified_as_configured(tmp_path: Path) -> None:
     tls, trusting = certificate(tmp_path)
     (tmp_path / "junk.pem").write_text("no certificate")
     accepted: list[Any] = [False, str(tmp_path / "server.pem"), trusting]
@@ -805,7 +789,7 @@ async def test_a_certificate_is_checked_as_was_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-async def test_who_does_not_speak_tls_has_no_request_sent(said: bytes) -> None:
+async def test_a_failed_handshake_sends_no_request(said: bytes) -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
         writer.write(said)
@@ -816,7 +800,7 @@ async def test_who_does_not_speak_tls_has_no_request_sent(said: bytes) -> None:
         assert client.used is None
 
 
-async def test_who_is_silent_where_tls_is_to_begin_is_waited_for_as_long_as_a_connection_may_take() -> None:
+async def test_a_silent_handshake_times_out() -> None:
     silent = Silent()
     async with serving(silent) as served:
         async with Client(f"https://127.0.0.1:{served.port}", connect_s=0.05) as client:
@@ -842,7 +826,7 @@ async def test_large_bodies_go_both_ways_at_once(encrypted: bool, tmp_path: Path
     assert served.made == 2
 
 
-async def test_an_endpoint_is_reached_by_ipv6_and_by_a_name_of_which_one_address_does_not_answer() -> None:
+async def test_an_endpoint_is_reached_by_ipv6_and_by_name() -> None:
     async with serving(saying(OK)) as served, Client(f"http://localhost:{served.port}") as client:
         assert (await client.ask()).body == b"ok"
     assert f"Host: localhost:{served.port}\r\n" in served.heads[0]
@@ -858,7 +842,7 @@ async def test_an_endpoint_is_reached_by_ipv6_and_by_a_name_of_which_one_address
 # --- closing -------------------------------------------------------------------------------------------
 
 
-async def test_closing_ends_requests_that_are_under_way_or_wait_and_none_goes_out_any_more() -> None:
+async def test_closing_ends_running_and_waiting_requests() -> None:
     silent = Silent()
     async with serving(silent) as served, client_of(served, most=1) as client:
         asking = [asyncio.create_task(client.ask()) for _ in range(3)]
@@ -873,7 +857,7 @@ async def test_closing_ends_requests_that_are_under_way_or_wait_and_none_goes_ou
     assert served.made == 1 == len(served.heads)
 
 
-async def test_a_connection_that_was_being_made_while_connections_were_closed_is_closed_unused() -> None:
+async def test_a_connection_made_during_close_is_closed_unused() -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await served.take(reader)
         await closed.wait()
@@ -890,7 +874,7 @@ async def test_a_connection_that_was_being_made_while_connections_were_closed_is
     assert client.used is None
 
 
-async def test_what_had_come_of_an_answer_without_a_length_is_no_answer_when_connections_are_closed() -> None:
+async def test_a_body_without_length_is_no_answer_after_close() -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await served.take(reader)
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf")

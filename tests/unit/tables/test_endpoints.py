@@ -24,9 +24,7 @@ from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
         "AccountEndpoint=https://localhost:8081/;AccountKey=b",
     ],
 )
-def test_an_account_of_cosmos_db_is_recognized_in_every_cloud_on_the_emulator_and_in_connection_strings(
-    text: str,
-) -> None:
+def test_cosmos_db_is_recognized_in_every_cloud_emulator_and_connection_string(text: str) -> None:
     assert is_cosmos(text)
     assert endpoint_problem(text) == COSMOS_REFUSED
 

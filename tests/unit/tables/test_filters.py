@@ -48,9 +48,7 @@ def holds(condition: str, key: EntityKey) -> bool:
 
 
 @given(ranges, st.lists(keys, max_size=12))
-def test_the_queries_of_a_range_are_disjoint_ordered_and_exactly_the_range(
-    within: KeyRange, candidates: list[EntityKey]
-) -> None:
+def test_range_queries_are_disjoint_and_complete(within: KeyRange, candidates: list[EntityKey]) -> None:
     candidates += [bound for bound in (within.after, within.upto) if bound is not None]
     distinct = sorted(set(candidates), key=lambda key: key.order)
     filters = range_filters(within)
@@ -60,9 +58,7 @@ def test_the_queries_of_a_range_are_disjoint_ordered_and_exactly_the_range(
 
 
 @given(st.builds(KeyRange, long_bounds, long_bounds), st.lists(long_keys, max_size=12))
-def test_the_queries_of_long_keys_fit_an_address_and_go_beyond_the_end_only(
-    within: KeyRange, candidates: list[EntityKey]
-) -> None:
+def test_queries_of_long_keys_fit_an_address(within: KeyRange, candidates: list[EntityKey]) -> None:
     candidates += [bound for bound in (within.after, within.upto) if bound is not None]
     distinct = sorted(set(candidates), key=lambda key: key.order)
     filters = range_filters(within)

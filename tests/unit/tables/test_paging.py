@@ -84,9 +84,7 @@ async def test_queries_are_read_to_their_ends_one_after_the_other() -> None:
     assert [one async for one in scan(pages)] == []
 
 
-async def test_one_page_is_fetched_ahead_and_becomes_rows_when_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_page_is_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
 
     def decode(body: bytes) -> Any:

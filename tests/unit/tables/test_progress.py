@@ -70,9 +70,7 @@ def test_the_spread_is_as_wide_as_the_rates_differ() -> None:
 
 
 @pytest.mark.parametrize(("samples", "total"), [([(0.0, 0)], 10), (steady(0, 5), 10), (steady(5, 5), None)])
-def test_without_a_rate_or_a_total_nothing_is_estimated(
-    samples: list[tuple[float, int]], total: int | None
-) -> None:
+def test_no_estimate_without_rate_or_total(samples: list[tuple[float, int]], total: int | None) -> None:
     assert estimate(samples, total) is None
 
 

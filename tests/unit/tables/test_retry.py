@@ -19,9 +19,7 @@ NOW = datetime(2024, 1, 31, 12, 0, 0, tzinfo=UTC)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
-def test_a_wait_is_within_20_percent_of_a_doubling_that_ends_at_the_maximum(
-    failures: int, draw: float
-) -> None:
+def test_a_wait_doubles_within_20_percent_up_to_the_maximum(failures: int, draw: float) -> None:
     policy = RetryPolicy(min_wait=0.5, max_wait=8.0)
     middle = min(8.0, 0.5 * 2.0 ** min(failures - 1, 10))
     assert middle * 0.8 <= policy.wait(failures, None, draw) <= middle * 1.2

@@ -210,9 +210,7 @@ def service() -> MemoryTableService:
 
 
 @pytest.mark.parametrize("fact", facts("row"))
-async def test_tables_in_memory_give_a_row_back_as_the_service_did(
-    service: MemoryTableService, fact: Fact
-) -> None:
+async def test_memory_tables_store_rows_as_the_service(service: MemoryTableService, fact: Fact) -> None:
     await service.create_table("Facts")
     sent, recorded = json.loads(fact["sent"]), decode_row(fact["got"].encode())
     await service.table("Facts").insert(sent)
@@ -238,9 +236,7 @@ async def test_timestamps_in_memory_are_as_long_as_those_of_storage() -> None:
 
 
 @pytest.mark.parametrize("fact", [one for one in facts("transaction") if "means" in one.values[0]])
-async def test_tables_in_memory_refuse_a_transaction_as_the_service_did(
-    service: MemoryTableService, fact: Fact
-) -> None:
+async def test_memory_tables_refuse_as_the_service(service: MemoryTableService, fact: Fact) -> None:
     """With the same error, and with an index where the service named one."""
     verbs = fact["operations"] * fact.get("times", 1)
     one_row = fact["code"] == "InvalidDuplicateRow"

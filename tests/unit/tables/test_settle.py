@@ -70,9 +70,7 @@ def test_a_transaction_landed_whole_or_not_at_all() -> None:
         (Operation(Verb.DELETE, row(), "*"), None, OPEN),
     ],
 )
-def test_among_other_writers_content_proves_nothing(
-    operation: Operation, now: Row | None, verdict: Landed
-) -> None:
+def test_content_proves_no_ownership(operation: Operation, now: Row | None, verdict: Landed) -> None:
     """Two that raise a counter from the same number write the same: only one of them was the one. And what
     another one has deleted as well may be deleted again, when it is back."""
     assert landed(operation, now, by_content=False) is verdict

@@ -29,9 +29,7 @@ async def test_a_similar_table_or_all_there_are_is_named(
     assert found.endswith(said.removeprefix("*")) and (said.startswith("*") or found == said)
 
 
-async def test_an_account_that_does_not_list_its_tables_is_no_second_error(
-    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unlisted_adds_no_error(memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused() -> list[str]:
         raise CredentialRefused("list tables: refused")
 

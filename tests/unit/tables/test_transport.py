@@ -48,9 +48,7 @@ async def test_a_proxy_of_the_environment_is_what_is_connected_to(monkeypatch: p
         assert [asked.target for asked in proxy.asked] == ["http://tables.example/account/Tables"]
 
 
-async def test_a_proxy_that_was_given_comes_before_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_given_proxy_precedes_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     async with FaultProxy("http://127.0.0.1:9") as proxy:
         proxy.faults.append(Fault(answer=Answered(204)))
@@ -61,9 +59,7 @@ async def test_a_proxy_that_was_given_comes_before_that_of_the_environment(
         assert [asked.target for asked in proxy.asked] == ["http://tables.example/account/Tables"]
 
 
-async def test_each_request_says_who_sent_it_and_has_an_id_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_each_request_has_an_agent_and_an_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_HTTP_USER_AGENT", "of-ours/1")
     async with FaultProxy("http://127.0.0.1:9") as proxy:
         proxy.faults.append(Fault(answer=Answered(204), times=2))

@@ -203,9 +203,7 @@ def test_etags_are_read_however_an_answer_spells_them(ends: str, name: str, etag
     ("message", "index"),
     [("7:The entity exists.", 7), ("42:x\nHTTP/1.1 204 No Content\n", 42), ("no index", None), ("", None)],
 )
-def test_the_failing_operation_of_a_batch_is_named_if_the_service_names_it(
-    message: str, index: int | None
-) -> None:
+def test_the_failing_operation_of_a_batch_is_named_if_known(message: str, index: int | None) -> None:
     assert parse_batch(failure(message), 50) == BatchFailure(409, "EntityAlreadyExists", index)
 
 

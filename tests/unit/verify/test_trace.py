@@ -34,9 +34,7 @@ def filled(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("held", [400_000, 1])
-def test_pages_with_a_row_that_is_left_over_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
+def test_unmatched_rows_name_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     """In memory or on the disk."""
     monkeypatch.setattr(module, "HELD_ROWS", held)
     with Trace(tmp_path) as trace:
@@ -73,9 +71,7 @@ def test_of_too_many_none_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert trace.left_over({30, 9_000}) is None
 
 
-def test_what_is_on_the_disk_tells_nothing_and_a_full_disk_is_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spilled_data_is_opaque_and_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Trace(tmp_path) as trace:
         trace.begin_page(SOURCE, KeyRange(None, EntityKey("p", "ann@mail.example")), 1)
         trace._file._file.seek(0)
