@@ -26,6 +26,7 @@ from rekey.copy.delta import written_since
 from rekey.copy.throttle import Throttle
 from rekey.project.config import Limits
 from rekey.tables.base import MAX_PAGE_ROWS
+from rekey.verify.context import RowReads
 from rekey.verify.full import full
 
 LATENCY = 0.03
@@ -39,8 +40,8 @@ async def _frozen(rows: int, folder: Path) -> dict[str, Any]:
     limits = Limits().with_targets()
     throttle = Throttle(limits.account_rate, clock, partition=limits.partition_entities_per_second)
     service.listen(throttle.heard, throttle.admit)
-    options = {"scans": 2 * limits.scans, "ahead": False, "take": throttle.arrived_from, "brings": True}
-    report = await full(comparison_of(service, folder, **options))
+    reads = RowReads(scans=2 * limits.scans, prefetch=False, wait=throttle.arrived_from)
+    report = await full(comparison_of(service, folder, reads=reads, propagate_first=True))
     assert report.equal
     strays = written_since(service.table(USERS.source), "2024-02-01T00:00:00Z")
     assert [row async for row in strays] == []

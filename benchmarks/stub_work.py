@@ -51,7 +51,7 @@ from rekey.state import backend, writer
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
-from rekey.verify.context import ReconcileContext
+from rekey.verify.context import MappedRows, ReconcileContext
 from rekey.verify.full import full
 
 _PURPOSE = "backfill"
@@ -155,8 +155,7 @@ def comparison_of(service: AzureTableService, folder: Path, **options: Any) -> R
         targets=migration.targets,
         mapper=migration.mapper,
         ids=migration.mapping.rows.ids,
-        owner=unasked,
-        propagate=unasked,
+        rows=MappedRows(owner=unasked, propagate=unasked),
         folder=folder,
         **options,
     )
@@ -175,7 +174,7 @@ async def _check(service: AzureTableService) -> int:
         plan = await make_plan([subject], service, PlanOptions(exact=True))
     [migration] = plan.migrations
     assert not migration.errors
-    return migration.mapped_rows
+    return migration.mapping.mapped_rows
 
 
 async def _inspect(service: AzureTableService, *, scan_only: bool) -> int:

@@ -145,5 +145,5 @@ async def _make(
             ]
         clock, progress = shell.clock, shell.progress()
         return await make_plan(
-            subjects, accounts.tables, options, together=same_source, clock=clock, progress=progress
+            subjects, accounts.tables, options, one_reading=same_source, clock=clock, progress=progress
         )

@@ -153,7 +153,7 @@ class Authority(ABC):
                 failed.append(place)
 
         missing = sorted(places)
-        if self.mapper.together:  # main rows first, as in `propagate`
+        if self.mapper.co_located:  # main rows first, as in `propagate`
             await side_by_side(read_place(place) for place in missing if place.table == 0)
             missing = [place for place in missing if place.table]
         await side_by_side(read_place(place) for place in missing)

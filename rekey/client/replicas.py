@@ -128,7 +128,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
                 hold.view_etag = etag
         return outcome
 
-    together = flow.authority.mapper.together
+    together = flow.authority.mapper.co_located
     if together and (unread or not await flow.authority.same_list(decided)):
         return None  # there may be a secondary row that is not known
     groups = transactions(writes, together)

@@ -49,7 +49,7 @@ class TargetAuthority(Authority):
             draft.replicas.expected = {}  # a row without an owner has no replicas
             owner, _ = await side_by_side([self.replicas.owner_of(draft.key), self.read_before(draft)])
             draft.source_key = owner = await self._holder_now(draft, owner)
-            if self.mapper.together and owner is not None:
+            if self.mapper.co_located and owner is not None:
                 await self.find_forward(draft)
                 await self.take_along(draft)
         else:
@@ -95,7 +95,7 @@ class TargetAuthority(Authority):
         return target not in self.given_before(draft, draft.replicas.read.get(source_place(draft.old_key)))
 
     async def take_along(self, draft: Draft) -> None:
-        if not self.mapper.together:
+        if not self.mapper.co_located:
             return
         places = await self._read_secondary(draft, draft.sent[0].key.partition)
         # The secondary rows follow from the rows that were read, so the main row's write is conditional on
@@ -117,7 +117,7 @@ class TargetAuthority(Authority):
         """Read the secondary rows of a key in a partition, before the authority is written; return where they
         are. Raises Unavailable."""
         places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.given_before(draft)}
-        beside = self.mapper.together - {0}
+        beside = self.mapper.co_located - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
         await self.read(draft, places)
         if not places <= draft.replicas.read.keys():
@@ -190,7 +190,7 @@ class TargetAuthority(Authority):
         # The key of a row without its source row may be passing on, or have passed on meanwhile.
         draft.slow = draft.slow or (verb not in CREATES and draft.replicas.read.get(place) is None)
         draft.replicas.own.add(place)
-        if self.mapper.together:
+        if self.mapper.co_located:
             await self._read_secondary(draft, draft.key.partition)
         creates = verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE)
         if (self.mapper.content_derived and creates) or (self.mapper.shared and verb in FULL):
@@ -250,7 +250,7 @@ class TargetAuthority(Authority):
 
     def _listed_first(self, draft: Draft, target: TargetKey) -> set[TargetKey]:
         """Return what must be listed before the authority is written: the keys in its table."""
-        return {target, *(place for place in self.to_list(draft) if place.table in self.mapper.together)}
+        return {target, *(place for place in self.to_list(draft) if place.table in self.mapper.co_located)}
 
     # --- reservations in the forward row ----------------------------------------------------------------
 

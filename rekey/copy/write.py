@@ -110,7 +110,7 @@ class BatchWriter:
         self._advance = advance
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
-        co_located = propagator.mapper.together
+        co_located = propagator.mapper.co_located
         apart = [{number} for number in range(len(copier.targets)) if number not in co_located]
         self._targets = [
             BatchBuffer(whole(copier.targets[min(numbers)]), TARGET_WINDOWS, numbers)

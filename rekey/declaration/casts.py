@@ -82,10 +82,10 @@ def cast_value(value: object, was: str, to: str) -> Any:
         if int(float(text)) != int(text):
             raise Lossy
         text = repr(float(text))
-    made = wire_value(to, text)
-    if value_bytes(to, made) > MAX_VALUE_BYTES:
+    converted = wire_value(to, text)
+    if value_bytes(to, converted) > MAX_VALUE_BYTES:
         raise Lossy
-    return made
+    return converted
 
 
 def _is_integer(kind: str) -> Callable[[str], bool]:

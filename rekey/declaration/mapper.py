@@ -35,7 +35,7 @@ _OLD_KEY_CURE = (
 MOST_SECONDARY = 49
 # JSON bytes of the main row and these rows; keys and headers of 100 operations fit into what remains of the 4
 # MiB of a transaction.
-MOST_TOGETHER_BYTES = 3 * 1024 * 1024
+MOST_TRANSACTION_BYTES = 3 * 1024 * 1024
 # Rows mapped at once: as many as stay in the processor's cache.
 _ROWS_AT_ONCE = 100
 
@@ -49,7 +49,7 @@ class TargetRow(NamedTuple):
     row: Row
 
 
-class Made(NamedTuple):
+class TableRows(NamedTuple):
     """Rows for one of the migration's tables, and the source row of each."""
 
     rows: list[Row]
@@ -63,13 +63,11 @@ class Mapper:
 
     Attributes:
         tables: names of the tables filled, main target first.
-        reversible: whether the migration can be rolled back after cutover (`reverse=True`).
         content_derived: whether any key depends on more than the source's PartitionKey and RowKey, so that a
             write can change target keys.
         needs_timestamp: whether `map` needs rows with the service's Timestamp, i.e. rows that were read.
-        labels: the tables' names in text for people.
-        together: numbers of the tables whose rows are in the main target's: 0 and those of secondary rows;
-            empty without any.
+        co_located: numbers of the tables whose rows are in the main target's table: 0 and those of secondary
+            rows; empty without secondary rows.
         shared: numbers of the tables in which, as far as the declaration proves, two source keys may map to
             the same key: keys that fold spellings together or come from content.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
@@ -87,16 +85,14 @@ class Mapper:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
         self.migration = migration
-        self.tables, self.labels = migration.tables, migration.labels
-        self.reversible = migration.reverse
+        self.tables = migration.tables
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
-        self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
+        self.co_located = frozenset({0, *migration.secondary} if migration.secondary else ())
         self.shared = frozenset(
             number
             for number, table in enumerate(migration.filled)
             if not {PARTITION_KEY, ROW_KEY} <= table.partition_key.determines() | table.row_key.determines()
         )
-        self._kinds = tuple(migration.secondary.items())
         self.timestamp_copies = tuple(target.property_mapping.from_timestamp for target in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
@@ -104,7 +100,23 @@ class Mapper:
         self._indexes = [
             (number, _IndexMaker(index, secrets)) for number, index in enumerate(migration.indexes, start=1)
         ]
-        self._old_partition, self._old_row = migration.target.old_key_fields()
+        # The properties of a main row that hold the old PartitionKey and RowKey, if any.
+        self._old_key_holders = migration.target.old_key_fields()
+
+    @property
+    def together(self) -> frozenset[int]:
+        """Another name of `co_located`."""
+        return self.co_located
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The tables' names in text for people."""
+        return self.migration.labels
+
+    @property
+    def reversible(self) -> bool:
+        """Whether the migration can be rolled back after cutover (`reverse=True`)."""
+        return self.migration.reverse
 
     def map(self, row: Row) -> list[TargetRow]:
         """Return the rows that a source row maps to: the main row first, then index rows. Rows that the
@@ -122,11 +134,11 @@ class Mapper:
     ) -> Iterator[tuple[Row, list[TargetRow]]]:
         """Yield each row with what `map` returns for it. A row it refuses is passed to `refused` instead."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
+            chunk = rows[start : start + _ROWS_AT_ONCE]
             try:
-                yield from zip(some, self._map(some), strict=True)
-            except RowRefused:  # of one of them; map them one by one to find it
-                for row in some:
+                yield from zip(chunk, self._map(chunk), strict=True)
+            except RowRefused:  # map one by one to find the refused rows
+                for row in chunk:
                     try:
                         target_rows = self.map(row)
                     except RowRefused as refusal:
@@ -136,25 +148,25 @@ class Mapper:
 
     def map_tables(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int | None = None
-    ) -> Iterator[list[Made]]:
+    ) -> Iterator[list[TableRows]]:
         """Yield the rows that many rows map to, by table number: all at once, or whenever there are at least
         `most`, since a row may map to many. `refused` as for `map_all`."""
-        made = [Made([], []) for _ in self.tables]
+        tables = [TableRows([], []) for _ in self.tables]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            if most is not None and sum([len(one.rows) for one in made]) >= most:
-                yield made
-                made = [Made([], []) for _ in self.tables]
-            some = rows[start : start + _ROWS_AT_ONCE]
+            if most is not None and sum([len(table.rows) for table in tables]) >= most:
+                yield tables
+                tables = [TableRows([], []) for _ in self.tables]
+            chunk = rows[start : start + _ROWS_AT_ONCE]
             if not self._indexes:
                 with suppress(RowRefused):
-                    made[0].rows.extend(self._map_main(some))
-                    made[0].sources.extend(some)
+                    tables[0].rows.extend(self._map_main(chunk))
+                    tables[0].sources.extend(chunk)
                     continue
-            for row, of_row in self.map_all(some, refused):
-                for number, target in of_row:
-                    made[number].rows.append(target)
-                    made[number].sources.append(row)
-        yield made
+            for row, target_rows in self.map_all(chunk, refused):
+                for number, target in target_rows:
+                    tables[number].rows.append(target)
+                    tables[number].sources.append(row)
+        yield tables
 
     def _map_main(self, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
@@ -168,15 +180,17 @@ class Mapper:
         for row, target_rows in zip(rows, mapped, strict=True) if self._indexes else ():
             for number, index in self._indexes:
                 target_rows += [
-                    TargetRow(number, made_row) for made_row in index.make_all(row, target_rows[0].row)
+                    TargetRow(number, index_row) for index_row in index.make_all(row, target_rows[0].row)
                 ]
-            if self.together:
-                self._check_together(target_rows)
+            if self.co_located:
+                self._check_transaction(target_rows)
         return mapped
 
     def kind_of(self, row_key: str) -> int:
         """Return the table number of a row in the main target's table: 0, or that of its secondary rows."""
-        return next((number for number, prefix in self._kinds if row_key.startswith(prefix)), 0)
+        return next(
+            (number for number, prefix in self.migration.secondary.items() if row_key.startswith(prefix)), 0
+        )
 
     @property
     def read_once(self) -> list[int]:
@@ -198,17 +212,17 @@ class Mapper:
             return None
         row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
         try:
-            found = [(0, key) for key in self._main.keys(row)]
-            found += [(number, key) for number, index in self._indexes for key in index.keys(row)]
+            keys = [(0, key) for key in self._main.keys(row)]
+            keys += [(number, key) for number, index in self._indexes for key in index.keys(row)]
         except RowRefused:
             return None
-        return found
+        return keys
 
     def source_key(self, target_row: Row) -> EntityKey:
         """Return the old key of a main target row, from the row itself. Raises RowRefused (`no-old-key`)."""
+        partition, row = self._old_key_holders
         return EntityKey(
-            self._old_key(target_row, self._old_partition, PARTITION_KEY),
-            self._old_key(target_row, self._old_row, ROW_KEY),
+            self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
         )
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
@@ -238,16 +252,16 @@ class Mapper:
         unchanged, sorted; with any, index rows cannot be made from main rows alone. Empty for most
         declarations."""
         mapping = self.migration.target.property_mapping
-        held = {old for old, new in mapping.renames.items() if new not in mapping.casts}
-        held |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
-        keys = zip((PARTITION_KEY, ROW_KEY), (self._old_partition, self._old_row), strict=True)
-        held |= {key for key, holder in keys if holder is not None}
+        preserved = {old for old, new in mapping.renames.items() if new not in mapping.casts}
+        preserved |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
+        keys = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
+        preserved |= {key for key, holder in keys if holder is not None}
         needed = self._index_inputs
         if needed is None:
             lost = mapping.dropped | mapping.casts.keys() | mapping.constants.keys()
-            return tuple(sorted(lost - held)) if mapping.kept is None else ("*",)
+            return tuple(sorted(lost - preserved)) if mapping.kept is None else ("*",)
         carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
-        return tuple(sorted(needed - held - carried - {TIMESTAMP}))
+        return tuple(sorted(needed - preserved - carried - {TIMESTAMP}))
 
     @cached_property
     def _index_inputs(self) -> frozenset[str] | None:
@@ -276,26 +290,26 @@ class Mapper:
         row = mapping.source_properties(target_row, old_key, needed, self._main_scope)
         row[TIMESTAMP] = target_row.get(TIMESTAMP)
         return [
-            TargetRow(number, made)
+            TargetRow(number, index_row)
             for number, index in self._indexes
-            for made in index.make_all(row, target_row)
+            for index_row in index.make_all(row, target_row)
         ]
 
-    def _check_together(self, made: Sequence[TargetRow]) -> None:
+    def _check_transaction(self, target_rows: Sequence[TargetRow]) -> None:
         """Raise RowRefused if one transaction could not replace a partition's main and secondary rows."""
-        partition = made[0].row[PARTITION_KEY]
-        beside = [
+        partition = target_rows[0].row[PARTITION_KEY]
+        co_located = [
             target_row
-            for target_row in made
-            if target_row.table in self.together and target_row.row[PARTITION_KEY] == partition
+            for target_row in target_rows
+            if target_row.table in self.co_located and target_row.row[PARTITION_KEY] == partition
         ]
         problem = ""
-        if len(beside) > MOST_SECONDARY + 1:
+        if len(co_located) > MOST_SECONDARY + 1:
             problem = f"the row has more than {MOST_SECONDARY} secondary rows in its partition"
-        elif sum(len(orjson.dumps(one.row)) for one in beside) > MOST_TOGETHER_BYTES:
-            problem = f"the row and its secondary rows are larger than {MOST_TOGETHER_BYTES} bytes"
+        elif sum(len(orjson.dumps(target_row.row)) for target_row in co_located) > MOST_TRANSACTION_BYTES:
+            problem = f"the row and its secondary rows are larger than {MOST_TRANSACTION_BYTES} bytes"
         if problem:
-            where = self.migration.indexes[beside[-1].table - 1].where
+            where = self.migration.indexes[co_located[-1].table - 1].where
             problem += ", and could not be changed in one transaction"
             cure = "carry less (props.keep instead of keep_all), or give the index a table of its own"
             raise RowRefused("row-too-large", where, problem, cure=cure)
@@ -335,13 +349,13 @@ class _RowMaker:
 
     def make_page(self, rows: Sequence[Row]) -> list[Row]:
         keys = zip(self._partitions(rows), self._rows(rows), strict=True)
-        made: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
-        self._fill(rows, made)
-        return made
+        target_rows: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
+        self._fill(rows, target_rows)
+        return target_rows
 
-    def _fill(self, rows: Sequence[Row], made: Sequence[Row]) -> None:
-        self.fill(rows, made)
-        for out in made:
+    def _fill(self, rows: Sequence[Row], target_rows: Sequence[Row]) -> None:
+        self.fill(rows, target_rows)
+        for out in target_rows:
             keys_units = len(out[PARTITION_KEY]) + len(out[ROW_KEY])
             if len(out) > SURELY_SMALL_FIELDS or keys_units > SURELY_ADDRESSED:
                 check_row(out, self._where)
@@ -359,8 +373,8 @@ class _IndexMaker(_RowMaker):
     def keys(self, row: Row) -> list[EntityKey]:
         if self._items is None:
             return super().keys(row)
-        found = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
-        return list(dict.fromkeys(found))
+        keys = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
+        return list(dict.fromkeys(keys))
 
     def make_all(self, row: Row, main: Row) -> list[Row]:
         """Return the index rows of a source row, each key once."""
@@ -375,8 +389,8 @@ class _IndexMaker(_RowMaker):
         if self._items is None:
             return [self.make(row, "", pointer)]
         # Two items with the same key give equal rows: content does not depend on the item.
-        made = [self.make(row, item, pointer) for item in self._items(row)]
-        return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in made}.values())
+        index_rows = [self.make(row, item, pointer) for item in self._items(row)]
+        return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in index_rows}.values())
 
 
 def _key_makers(

@@ -175,7 +175,7 @@ class Index(_Filled):
             refuse_if(not used, f"{where}.each", problem, cure=cure)
             problem = "keys.item() cannot make the items"
             refuse_if(_uses_item(self.each.of), f"{where}.each", problem, cure="split a property")
-        hidden = POINTER & (self.property_mapping.made | (self.property_mapping.kept or set()))
+        hidden = POINTER & (self.property_mapping.created | (self.property_mapping.kept or set()))
         problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
         cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
         refuse_if(hidden, f"{where}.properties", problem, cure=cure)
@@ -233,8 +233,8 @@ class Migration:
         if self.mapping is None:
             object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
         _check_choice("mapping", self.mapping, MAPPINGS)
-        is_said = isinstance(self.reverse, bool)
-        refuse_if(not is_said, "reverse", "not True or False", cure="write reverse=True or False")
+        is_bool = isinstance(self.reverse, bool)
+        refuse_if(not is_bool, "reverse", "not True or False", cure="write reverse=True or False")
         is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
         cure = 'write group="billing": letters, digits, _ and -'
         refuse_if(not is_name, "group", "it is no name of at most 120 characters", cure=cure)
@@ -244,7 +244,7 @@ class Migration:
         self._check_tables()
         self._check_kinds()
         if self.reverse:
-            self._check_way_back()
+            self._check_reversible()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -279,24 +279,26 @@ class Migration:
     def beginnings(self) -> Mapping[int, tuple[str, str]]:
         """The constant beginnings of PartitionKeys and RowKeys in shared tables, by table number: of
         secondary rows the RowKeys', of index rows both."""
-        found = {number: ("", begins) for number, begins in self.secondary.items()}
-        indexes = [(number, one) for number, one in enumerate(self.indexes, start=1) if number not in found]
-        tables = [one.table for _, one in indexes]
+        beginnings = {number: ("", begins) for number, begins in self.secondary.items()}
+        indexes = [
+            (number, index) for number, index in enumerate(self.indexes, start=1) if number not in beginnings
+        ]
+        tables = [index.table for _, index in indexes]
         for number, index in indexes:
             if tables.count(index.table) > 1:
-                found[number] = constant_prefix(index.partition_key), constant_prefix(index.row_key)
-        return found
+                beginnings[number] = constant_prefix(index.partition_key), constant_prefix(index.row_key)
+        return beginnings
 
     @cached_property
     def kinds(self) -> Mapping[int, Mapping[int, tuple[str, str]]]:
         """For each shared table, by its first number: the beginnings of the other numbers' keys. A row with
         none of them belongs to the first number."""
-        found: dict[int, dict[int, tuple[str, str]]] = {}
+        kinds: dict[int, dict[int, tuple[str, str]]] = {}
         for number, begins in self.beginnings.items():
             first = self.tables.index(self.tables[number])
             if number != first:
-                found.setdefault(first, {})[number] = begins
-        return found
+                kinds.setdefault(first, {})[number] = begins
+        return kinds
 
     def number_of(self, table: int, key: EntityKey) -> int:
         """Return the table number of a row that was read with those of table number `table`."""
@@ -380,8 +382,8 @@ class Migration:
     def _check_kinds(self) -> None:
         """Refuse rows of several kinds in one table unless their keys' constant beginnings tell them apart:
         the RowKeys' in the main target's table, PartitionKey's or RowKey's in an index table."""
-        beside = [target for target in self.filled if target.table == self.target.table]
-        kinds = [(one.where, constant_prefix(one.row_key)) for one in beside]
+        co_located = [target for target in self.filled if target.table == self.target.table]
+        kinds = [(target.where, constant_prefix(target.row_key)) for target in co_located]
         for number, (where, prefix) in enumerate(kinds):
             for _, other in kinds[:number]:
                 if prefix.startswith(other) or other.startswith(prefix):
@@ -404,7 +406,7 @@ class Migration:
                     f"{self.filled[second].where}.row_key", f"{must}, and {problem}", cure=cure
                 )
 
-    def _check_way_back(self) -> None:
+    def _check_reversible(self) -> None:
         for key, holder in zip((PARTITION_KEY, ROW_KEY), self.target.old_key_fields(), strict=True):
             lost = f"the old {key} cannot be found again from a target row, so there would be no way back"
             cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
@@ -457,10 +459,10 @@ class Declared:
         return frozenset(name.lower() for name in self.migration.tables)
 
 
-def _apart(one: tuple[str, str], other: tuple[str, str]) -> bool:
+def _apart(first: tuple[str, str], second: tuple[str, str]) -> bool:
     """Tell whether no key can have both beginnings."""
-    pairs = zip(one, other, strict=True)
-    return any(not mine.startswith(its) and not its.startswith(mine) for mine, its in pairs)
+    pairs = zip(first, second, strict=True)
+    return any(not mine.startswith(theirs) and not theirs.startswith(mine) for mine, theirs in pairs)
 
 
 def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
@@ -477,16 +479,16 @@ def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> d
     """
     names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
     refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
-    made: dict[str, Migration] = {}
+    migrations: dict[str, Migration] = {}
     for name in names:
         migration = make(name)
         need(MANY, migration, Migration, "is no Migration", cure="let the function return Migration(…)")
         problem = f"the migration for {name} has the source {migration.source}"
         refuse_if(migration.source != name, MANY, problem, cure="write source=name in it")
-        twice = name.lower() in map(str.lower, made)
+        twice = name.lower() in map(str.lower, migrations)
         refuse_if(twice, MANY, f"{name} is named twice", cure="name every table once")
-        made[name] = migration
-    return made
+        migrations[name] = migration
+    return migrations
 
 
 def required_secrets(migration: Migration) -> list[str]:
@@ -499,9 +501,9 @@ def _opaques(migration: Migration) -> Iterator[Opaque]:
         yield from (node for node in expression.walk() if isinstance(node, Opaque))
 
 
-def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
+def _check_choice(where: str, value: object, choices: tuple[str, ...]) -> None:
     cure = " or ".join(f'{where}="{choice}"' for choice in choices)
-    refuse_if(said not in choices, where, f"{said!r} is not known", cure=f"write {cure}")
+    refuse_if(value not in choices, where, f"{value!r} is not known", cure=f"write {cure}")
 
 
 def _check_table(where: str, name: object) -> None:

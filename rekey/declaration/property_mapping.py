@@ -35,7 +35,7 @@ _KNOWN_SHAPES = 4096
 
 @dataclass(frozen=True)
 class PropertyMapping:
-    """The operations of one target, by what they do. Made and checked by `property_mapping_of`."""
+    """The operations of one target, by what they do. Created and checked by `property_mapping_of`."""
 
     field: str  # where in the declaration, e.g. `target.properties`.
     kept: frozenset[str] | None  # the only source properties copied; None means all
@@ -52,8 +52,8 @@ class PropertyMapping:
         return self.kept is None or name in self.kept
 
     @property
-    def made(self) -> frozenset[str]:
-        """Names in the new row that operations make."""
+    def created(self) -> frozenset[str]:
+        """Names in the new row that operations create."""
         return frozenset({*self.renames.values(), *self.copies, *self.constants})
 
     @property
@@ -91,9 +91,9 @@ class PropertyMapping:
             *(_casting(cast, scope) for cast in self.casts.values()),
         ]
 
-        def run(rows: Sequence[Row], made: Sequence[Row]) -> None:
+        def run(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
             for step in steps:
-                step(rows, made)
+                step(rows, new_rows)
 
         return run
 
@@ -110,7 +110,7 @@ class PropertyMapping:
         row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
         self._undo_properties(target, row, scope)
         if source is not None:
-            self._keep_what_is_the_sources(target, row, source, forward)
+            self._keep_source_properties(target, row, source, forward)
         for to in sorted(self.from_timestamp):
             # `forward` below needs the copied moment; writers leave it out of the row anyway
             if (moment := target.get(to, target.get(TIMESTAMP))) is not None:
@@ -161,7 +161,7 @@ class PropertyMapping:
             if edm is not None:
                 row[old + TYPE_SUFFIX] = edm
 
-    def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
+    def _keep_source_properties(self, target: Row, row: Row, source: Row, forward: Step) -> None:
         mapped: Row = {}
         try:
             forward([source], [mapped])
@@ -209,29 +209,29 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
         constants={o.name: o for o in operations if isinstance(o, Set)},
         casts=_by(field, "casts", ((o.name, o) for o in operations if isinstance(o, Cast))),
     )
-    makers: dict[str | None, Operation] = {}
+    creators: dict[str | None, Operation] = {}
     for operation in operations:
-        if (made := operation.makes) in makers:
-            problem = f"{makers[made].describe()} and {operation.describe()} both make {made}"
+        if (created := operation.created) in creators:
+            problem = f"{creators[created].describe()} and {operation.describe()} both make {created}"
             raise InvalidDeclaration(field, problem, cure="give them different names")
-        if made is not None:
-            makers[made] = operation
+        if created is not None:
+            creators[created] = operation
     _check_sources(mapping)
     return mapping
 
 
 def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, value in pairs:
-        refuse_if(name in found, field, f"{name} has two {what}", cure="write one")
-        found[name] = value
-    return found
+        refuse_if(name in by_name, field, f"{name} has two {what}", cure="write one")
+        by_name[name] = value
+    return by_name
 
 
 def _check_sources(mapping: PropertyMapping) -> None:
     field, dropped, constants = mapping.field, mapping.dropped, mapping.constants
     kept = mapping.kept or frozenset()
-    made = mapping.made
+    created = mapping.created
     for old in mapping.renames:
         for verb, operation, names in (("dropped", "drop", dropped), ("kept", "keep", kept)):
             cure = f"leave it out of props.{operation}"
@@ -239,7 +239,7 @@ def _check_sources(mapping: PropertyMapping) -> None:
     for name in constants:
         problem = f"{name} is set to a constant and also kept or dropped"
         refuse_if(name in dropped or name in kept, field, problem, cure="leave only props.set")
-    for name in made - {*constants}:
+    for name in created - {*constants}:
         problem = f"{name} is kept and also made by another operation"
         refuse_if(name in kept, field, problem, cure="choose another name")
     cure = (
@@ -248,7 +248,7 @@ def _check_sources(mapping: PropertyMapping) -> None:
     for name in mapping.casts:
         is_set = name in constants
         refuse_if(is_set, field, f"{name} is set and cast", cure="give props.set the type you want")
-        absent = name not in made and not mapping.carries(name)
+        absent = name not in created and not mapping.carries(name)
         refuse_if(absent, field, f"{name} is cast, but the new row does not have it", cure=cure)
 
 
@@ -262,8 +262,8 @@ def _wire_fields(name: str) -> tuple[str, str]:
 def _carrying_only(names: Iterable[str]) -> Step:
     wanted = [field for name in names for field in _wire_fields(name)]
 
-    def carry_kept(rows: Sequence[Row], made: Sequence[Row]) -> None:
-        for row, out in zip(rows, made, strict=True):
+    def carry_kept(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        for row, out in zip(rows, new_rows, strict=True):
             for name in wanted:
                 if row.get(name) is not None:
                     out[name] = row[name]
@@ -279,10 +279,10 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
     def carried_of(shape: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
 
-    def carry_all(rows: Sequence[Row], made: Sequence[Row]) -> None:
+    def carry_all(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
         last: tuple[str, ...] = ()
         carried: tuple[str, ...] = ()
-        for row, out in zip(rows, made, strict=True):
+        for row, out in zip(rows, new_rows, strict=True):
             shape = tuple(row)
             if shape != last:  # comparing takes half as long as a lookup
                 last, carried = shape, carried_of(shape)
@@ -297,8 +297,8 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
 def _moving(old: str, new: str, scope: Scope) -> Step:
     annotation, new_annotation = old + TYPE_SUFFIX, new + TYPE_SUFFIX
 
-    def move(rows: Sequence[Row], made: Sequence[Row]) -> None:
-        for row, out in zip(rows, made, strict=True):
+    def move(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        for row, out in zip(rows, new_rows, strict=True):
             value = row.get(old)
             if value is None:
                 continue
@@ -320,13 +320,13 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
         return move
     annotation = to + TYPE_SUFFIX
 
-    def copy_timestamp(rows: Sequence[Row], made: Sequence[Row]) -> None:
+    def copy_timestamp(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
         if any(row.get(TIMESTAMP) is None for row in rows):
             problem = "the row has no Timestamp"
             cure = "read the row from the table first: only the service sets Timestamp"
             raise scope.refusal("missing-property", problem, cure=cure)
-        move(rows, made)
-        for out in made:
+        move(rows, new_rows)
+        for out in new_rows:
             out[annotation] = DATETIME
 
     return copy_timestamp
@@ -337,8 +337,8 @@ def _setting(constant: Set) -> Step:
     if constant.edm in ANNOTATED:
         constants[constant.name + TYPE_SUFFIX] = constant.edm
 
-    def set_constant(_: Sequence[Row], made: Sequence[Row]) -> None:
-        for out in made:
+    def set_constant(_: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        for out in new_rows:
             out.update(constants)
 
     return set_constant
@@ -366,8 +366,8 @@ def _casting(cast: Cast, scope: Scope) -> Step:
         if to in ANNOTATED:
             out[annotation] = to
 
-    def change_all(_: Sequence[Row], made: Sequence[Row]) -> None:
-        for out in made:
+    def change_all(_: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        for out in new_rows:
             if name in out:
                 change(out)
 

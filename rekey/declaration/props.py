@@ -26,31 +26,33 @@ from rekey.model import SYSTEM_PROPERTIES
 
 @dataclass(frozen=True)
 class Operation:
-    """One property operation. Make it with the functions of this module."""
+    """One property operation, created with the functions of this module."""
 
-    # Its name in canonical data: `class Rename(Operation, op="rename", made="new")`.
+    # Its name in canonical data: `class Rename(Operation, op="rename", creates="new")`.
     op: ClassVar[str]
-    # The field with the name of the property it makes in the new row, "" for none.
-    made: ClassVar[str]
-
+    # The field that names the property it creates in the new row, "" for none.
+    creates: ClassVar[str]
     # Format of its fields in `describe`.
     shown: ClassVar[str]
 
-    def __init_subclass__(cls, op: str, made: str = "", shown: str = "") -> None:
-        cls.op, cls.made, cls.shown = op, made, shown
+    def __init_subclass__(cls, op: str, creates: str = "", shown: str = "") -> None:
+        cls.op, cls.creates, cls.shown = op, creates, shown
 
     def as_json(self) -> dict[str, Any]:
         return {"op": self.op, **members(self)}
 
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
-        told = {name: ", ".join(one) if isinstance(one, tuple) else one for name, one in vars(self).items()}
-        return f"{self.op}({self.shown.format(**told)})"
+        values = {
+            name: ", ".join(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
+        return f"{self.op}({self.shown.format(**values)})"
 
     @property
-    def makes(self) -> str | None:
-        """The property it makes in the new row, None when it makes none."""
-        return str(getattr(self, self.made)) if self.made else None
+    def created(self) -> str | None:
+        """The property it creates in the new row, if any."""
+        return str(getattr(self, self.creates)) if self.creates else None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Drop(Operation, op="drop", shown="{names}"):
 
 
 @dataclass(frozen=True)
-class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
+class Rename(Operation, op="rename", creates="new", shown="{old}, {new}"):
     """A property under another name. Inverse: the reverse rename."""
 
     old: str
@@ -81,7 +83,7 @@ class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
 
 
 @dataclass(frozen=True)
-class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
+class Copy(Operation, op="copy", creates="to", shown="{source}, to={to}"):
     """A property or a key copied under another name. Inverse: the copy is dropped."""
 
     source: str
@@ -89,7 +91,7 @@ class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
 
 
 @dataclass(frozen=True)
-class Set(Operation, op="set", made="name", shown="{name}, {edm}"):
+class Set(Operation, op="set", creates="name", shown="{name}, {edm}"):
     """A typed constant. No inverse: what it replaces remains in the source only.
 
     Attributes:
@@ -125,11 +127,11 @@ _SHORT_TYPES = {edm.removeprefix("Edm.").lower(): edm for edm in TYPES}
 
 def edm_name(field: str, name: object) -> str:
     """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
-    found = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
-    if found is None:
+    edm = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
+    if edm is None:
         cure = f"use one of {', '.join(sorted(TYPES))}, or their names without Edm."
         raise InvalidDeclaration(field, f"{name!r} is not an EDM type", cure=cure)
-    return found
+    return edm
 
 
 def keep(*names: str) -> Operation:
@@ -188,13 +190,13 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     other = edm != natural and natural not in (STRING, INT32)
     refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
     try:
-        made = wire_value(edm, text)
+        wire = wire_value(edm, text)
     except Lossy:
         cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
         raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
-    large = value_bytes(edm, made) > MAX_VALUE_BYTES
+    large = value_bytes(edm, wire) > MAX_VALUE_BYTES
     refuse_if(large, field, "the value is larger than 64 KiB", cure="write a smaller one")
-    return Set(name, edm, made)
+    return Set(name, edm, wire)
 
 
 def cast(name: str, to: str, was: str | None = None) -> Operation:

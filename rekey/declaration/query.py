@@ -9,7 +9,7 @@ from typing import Literal
 from rekey.core.plain import json_field
 from rekey.declaration.keys.base import need_int, need_text, refuse_if
 
-Kind = Literal["point", "range", "latest"]
+QueryKind = Literal["point", "range", "latest"]
 MAX_ROWS = 1_000_000_000
 
 
@@ -26,7 +26,7 @@ class Query:
         rows: rows returned.
     """
 
-    kind: Kind = field(metadata=json_field("query"))
+    kind: QueryKind = field(metadata=json_field("query"))
     known: tuple[str, ...]
     by: str | None = None
     rows: int = 1

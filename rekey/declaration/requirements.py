@@ -27,11 +27,11 @@ CODES: dict[str, str] = table(Path(__file__).with_name("codes.toml"))
 
 def checked_queries(queries: object) -> tuple[Query, ...]:
     """Return the queries. Raises InvalidDeclaration."""
-    found = need_list("queries", queries, Query, "queries", cure="write queries=[query.point(…)]")
-    for one in found:
+    checked = need_list("queries", queries, Query, "queries", cure="write queries=[query.point(…)]")
+    for query in checked:
         cure = "write query.point(…), query.range(…) or query.latest(…)"
-        need("queries", one, Query, "is not a query", cure=cure)
-    return found
+        need("queries", query, Query, "is not a query", cure=cure)
+    return checked
 
 
 def checked_load(load: object) -> dict[str, float]:

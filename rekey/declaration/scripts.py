@@ -119,7 +119,7 @@ def read_scripts(
         except DeclarationError as error:
             broken[path.stem] = error
             kept += kept_of(path, error)
-    scripts.sort(key=lambda one: one.script_id not in begun)
+    scripts.sort(key=lambda script: script.script_id not in begun)
     while True:
         try:
             chained = _with_chains([*scripts, *kept], begun, broken)
@@ -138,13 +138,13 @@ def load_script(path: Path, kept: bytes | None = None) -> Declared:
         kept: the stored content, if the file is gone.
     """
     file = path if kept is not None else file_of(path)
-    found = {script.script_id: script for script in _load(file, kept, path.stem)}
-    if path.stem not in found:
-        problem, cure = f"{file.name} makes no such migration", f"it makes: {', '.join(found)}"
+    by_id = {script.script_id: script for script in _load(file, kept, path.stem)}
+    if path.stem not in by_id:
+        problem, cure = f"{file.name} makes no such migration", f"it makes: {', '.join(by_id)}"
         if file == path:
-            problem, cure = "it makes several migrations", f"name one: {', '.join(found)}"
+            problem, cure = "it makes several migrations", f"name one: {', '.join(by_id)}"
         raise DeclarationError(path.stem, "migrations", problem, cure=cure)
-    return found[path.stem]
+    return by_id[path.stem]
 
 
 def file_of(path: Path) -> Path:
@@ -172,29 +172,31 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
         module = _execute(script_id, path, content)
         several, migration = getattr(module, MANY, None), getattr(module, "migration", None)
         if several is None:
-            return [declared(script_id, _the_migration(migration))]
+            return [declared(script_id, _checked_migration(migration))]
         problem, cure = "there is `migration` as well", "a script makes one or the other"
         refuse_if(migration is not None, MANY, problem, cure=cure)
         problem, cure = "it is one Migration", "write `migration = Migration(…)`, without s"
         refuse_if(isinstance(several, Migration), MANY, problem, cure=cure)
-        made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
+        are_migrations = isinstance(several, dict) and all(
+            isinstance(entry, Migration) for entry in several.values()
+        )
         cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
-        refuse_if(not made, MANY, "it is not what for_each_table returns", cure=cure)
+        refuse_if(not are_migrations, MANY, "it is not what for_each_table returns", cure=cure)
         if is_kept:
             script_id = wanted.rpartition("-")[0]
             path = path.with_name(f"{script_id}.py")
-        return [declared(f"{script_id}-{name}", one) for name, one in several.items()]
+        return [declared(f"{script_id}-{name}", migration) for name, migration in several.items()]
     except InvalidDeclaration as error:
         problem = error.problem + _line_of(error, path)
         raise DeclarationError(script_id, error.field, problem, cure=error.cure, fault=error.fault) from None
 
 
-def _the_migration(found: object) -> Migration:
-    problem = "there is no `migration`" if found is None else f"it is of type {type(found).__name__}"
+def _checked_migration(value: object) -> Migration:
+    problem = "there is no `migration`" if value is None else f"it is of type {type(value).__name__}"
     cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
-    if not isinstance(found, Migration):
+    if not isinstance(value, Migration):
         raise InvalidDeclaration("migration", problem, cure=cure)
-    return found
+    return value
 
 
 # --- executing one script ----------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        there = sorted(one.stem for one in path.parent.glob("*.py") if not one.name.startswith("_"))
+        there = sorted(file.stem for file in path.parent.glob("*.py") if not file.name.startswith("_"))
         cure = f"there are: {', '.join(there)}" if there else "`rekey new NAME` makes one"
         raise InvalidDeclaration("", f"there is no such script in {path.parent}", cure=cure) from None
     except OSError as error:
@@ -275,7 +277,7 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
         problem = "the name hides a module that scripts need"
         raise DeclarationError(f"{folder.name}/{name}", "", problem, cure="rename it")
     # modules of the same name from elsewhere are restored below
-    namesakes = {name: found for name, found in sys.modules.items() if name.partition(".")[0] in names}
+    namesakes = {name: loaded for name, loaded in sys.modules.items() if name.partition(".")[0] in names}
     known = sys.modules.keys() - namesakes
     for name in namesakes:
         del sys.modules[name]
@@ -318,7 +320,7 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
     if match := missing or unexpected:
         call, names = match[1].removesuffix(".__init__"), match[2].replace("'", "").strip()
-        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){_said(call)}"
+        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){_signature(call)}"
         if match is unexpected:
             problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call)
         return InvalidDeclaration(names, problem, cure=cure)
@@ -343,7 +345,7 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
 
 
 def _function_of(call: str) -> Callable[..., object] | None:
-    return next((getattr(one, call) for one in (keys, props, rekey) if hasattr(one, call)), None)
+    return next((getattr(module, call) for module in (keys, props, rekey) if hasattr(module, call)), None)
 
 
 def _takes(function: Callable[..., object]) -> str:
@@ -355,8 +357,8 @@ def _takes(function: Callable[..., object]) -> str:
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
-def _said(call: str) -> str:
-    function = next((getattr(one, call) for one in (keys, props) if hasattr(one, call)), None)
+def _signature(call: str) -> str:
+    function = next((getattr(module, call) for module in (keys, props) if hasattr(module, call)), None)
     return f", which is {call}{_takes(function)}" if function else ""
 
 
@@ -412,7 +414,7 @@ def _with_chains(
     for script in scripts:
         missing = sorted(script.depends - known)
         if missing and not script.is_kept and script.script_id not in begun:
-            wrong = [one for one in missing if one in broken]
+            wrong = [dependency for dependency in missing if dependency in broken]
             if wrong:
                 problem, cure = f"{wrong[0]} cannot be used", f"fix {wrong[0]} first"
                 raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
@@ -473,7 +475,9 @@ def _ordered(scripts: Mapping[str, Declared], begun: Collection[str] = ()) -> li
         # at the end.
         cycle = error.args[1][:0:-1]
         # Start with one that can be left out, if there is one.
-        start = cycle.index(min(cycle, key=lambda one: (one in begun or scripts[one].is_kept, one)))
+        start = cycle.index(
+            min(cycle, key=lambda script_id: (script_id in begun or scripts[script_id].is_kept, script_id))
+        )
         cycle = cycle[start:] + cycle[:start]
         problem = f"a cycle: {' → '.join([*cycle, cycle[0]])}"
         cure = "take one dependency out (a script also depends on the one that fills its source table)"

@@ -123,11 +123,11 @@ def write(
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a bundle that the statement covers, by path."""
     stated = [name for name in names(folder) if name not in BESIDES]
-    found = {}
+    digests_by_name = {}
     for name in stated:
         with (folder / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests_by_name[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests_by_name
 
 
 def read(path: Path) -> bytes:
@@ -207,7 +207,7 @@ def _belongs(folder: Path, name: str) -> bool:
 def _paths(folder: Path) -> tuple[list[str], bool]:
     """Return the paths below a folder, and whether some outside the bundle were left out. Iterative, and
     follows no link, so that a hostile bundle of any depth can be read."""
-    found, strangers, more = list[str](), 0, False
+    paths, strangers, more = list[str](), 0, False
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -220,12 +220,12 @@ def _paths(folder: Path) -> tuple[list[str], bool]:
                         if strangers > _MOST_STRANGE or len(name) > _LONGEST:
                             more = True
                             continue
-                    found.append(name)
+                    paths.append(name)
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{name}/")
         except PermissionError:
             more = True
-    return found, more
+    return paths, more
 
 
 def bag_problem(folder: Path) -> str:

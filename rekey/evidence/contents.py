@@ -44,7 +44,7 @@ def live_path(state: Path) -> Path:
 Event = Mapping[str, Any]
 
 
-def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
+def details_of(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
     """Return the details of a migration's events of one kind, each with its `seq` and `at`."""
     own = (event for event in events if event["event"] == kind and event["script_id"] == script_id)
     return [{"seq": event["seq"], "at": event["at"], **event["details"]} for event in own]
@@ -58,7 +58,7 @@ def proofs(
     indexes = [number for number, event in enumerate(events) if event["script_id"] == script_id]
     shown = []
     for index, path in zip(indexes, merkle.inclusion_proofs(leaves, indexes), strict=True):
-        leaf, *siblings = (base64.b64encode(one).decode() for one in (leaves[index], *path))
+        leaf, *siblings = (base64.b64encode(digest).decode() for digest in (leaves[index], *path))
         shown.append({"seq": index + 1, "leaf": leaf, "path": siblings})
     return {"log": checkpoint.log, "size": checkpoint.size, "root": checkpoint.named["root"], "proofs": shown}
 

@@ -96,13 +96,13 @@ def export(
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
     known = json.loads(files[contents.STATE])
-    told_group = {"name": declared.migration.group, "declarations_sha256": dict(group)} if group else None
+    group_entry = {"name": declared.migration.group, "declarations_sha256": dict(group)} if group else None
     predicate = {
         "script_id": script_id,
         "title": declared.doc.partition("\n")[0],
         "run_id": known["migration"] and known["migration"]["run_id"],
         "declaration_sha256": declared.digest,
-        **({"group": told_group} if told_group else {}),
+        **({"group": group_entry} if group_entry else {}),
         "exported_at": events[-1].at,
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,
@@ -158,9 +158,9 @@ def _require_known(state: State, declared: Declared) -> None:
             kept="Nothing was exported.",
             hint=f"`rekey apply {declared.script_id}` begins it",
         )
-    if found := log.problems_of(events, state.checkpoints()):
+    if problems := log.problems_of(events, state.checkpoints()):
         raise Findings(
-            f"the audit log cannot be shown: {'; '.join(found)}",
+            f"the audit log cannot be shown: {'; '.join(problems)}",
             kept="the state file, unchanged",
             hint="keep the state file as it is; `rekey runbook evidence` says what to do",
         )
@@ -197,12 +197,12 @@ def _files(
     files = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: checkpoint.text.encode(),
-        contents.EARLIER: b"".join(contents.as_json(one) + b"\n" for one in earlier),
+        contents.EARLIER: b"".join(contents.as_json(stored) + b"\n" for stored in earlier),
         contents.PROOFS: contents.as_json(contents.proofs(script_id, lines, read, checkpoint.checkpoint)),
         contents.DECLARATION: declared.migration.canonical_json().encode(),
         contents.SCRIPT: script,
-        contents.GATES: contents.as_json(contents.told(read, script_id, "gate")),
-        contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
+        contents.GATES: contents.as_json(contents.details_of(read, script_id, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.details_of(read, script_id, "verification")),
         contents.STATE: contents.as_json(_snapshot(state, script_id, facts)),
         contents.VERSIONS: contents.as_json(versions(state.schema_version)),
         **live,
@@ -222,9 +222,9 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
     except (OSError, ValueError):
         return {}
     ours = not live.is_signed if signer is None else live.is_by(signer.public, high_s=True)
-    told = about.get("schema"), about.get("endpoints")
+    live_of = about.get("schema"), about.get("endpoints")
     accounts = " ".join(account.endpoint for account in config.accounts.values())
-    return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, accounts) else {}
+    return {contents.LIVE: data} if ours and live_of == (contents.LIVE_SCHEMA, accounts) else {}
 
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -234,14 +234,14 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
     segments = state.segments(script_id, "backfill", keys=False)
     shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
 
-    def some(value: object, *names: str) -> dict[str, Any]:
+    def pick(value: object, *names: str) -> dict[str, Any]:
         return {name: getattr(value, name) for name in names}
 
     return {
-        "migration": record and {**some(record, *_RECORD), "accounts": record.endpoint_id},
+        "migration": record and {**pick(record, *_RECORD), "accounts": record.endpoint_id},
         "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
-        "phase_runs": [some(run, *_RUN) for run in state.phase_runs(script_id)],
-        "segments": [some(segment, "purpose", "rows", "bytes", "done") for segment in segments],
+        "phase_runs": [pick(run, *_RUN) for run in state.phase_runs(script_id)],
+        "segments": [pick(segment, "purpose", "rows", "bytes", "done") for segment in segments],
         "facts": shown,
         "facts_not_shown": sorted(set(facts) - set(shown)),
     }
@@ -250,10 +250,14 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
 def versions(schema: int) -> dict[str, Any]:
     """Return the versions of rekey, Python, the packages rekey depends on, and the state file's schema."""
     wanted = map(Requirement, requires(DISTRIBUTION) or [])
-    needed = [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    found = {name: version(name) for name in needed}
+    needed = [
+        requirement.name
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
+    packages = {name: version(name) for name in needed}
     with suppress(PackageNotFoundError):  # without the extra, it signed nothing
-        found["azure-keyvault-keys"] = version("azure-keyvault-keys")
+        packages["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
         "rekey": VERSION,
         "python": platform.python_version(),
@@ -261,7 +265,7 @@ def versions(schema: int) -> dict[str, Any]:
         "system": platform.system(),
         "sqlite": sqlite_version(),
         "state_schema": schema,
-        "packages": found,
+        "packages": packages,
     }
 
 
@@ -269,31 +273,31 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
     """Raise Findings when a file (a script, say) contains a secret, an account key or a connection string."""
     known = [form for secret in _secrets(config) for form in forms(secret)]
 
-    def tells(data: bytes) -> bool:
+    def has_secret(data: bytes) -> bool:
         return _CONNECTION_STRING.search(data) is not None or any(form in data for form in known)
 
-    if guilty := sorted(name for name, data in files.items() if tells(data)):
+    if offending := sorted(name for name, data in files.items() if has_secret(data)):
         raise Findings(
-            f"a secret, an account key or a connection string would stand in {', '.join(guilty)}",
+            f"a secret, an account key or a connection string would be in {', '.join(offending)}",
             kept="Nothing was exported.",
-            hint="take it out of the script, and renew it: it was in a file that is no place for it",
+            hint="remove it from the script and renew it: a script is no place for a secret",
         )
 
 
 def _secrets(config: Config) -> list[bytes]:
     """Return the secrets and keys that can be read here; an export needs none of them."""
-    found = []
+    secrets = []
     for wrapping in (config.sealing.key, config.sealing.previous):
         if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
             with suppress(SecretMissing):
-                found.append(read_wrapping(wrapping))
+                secrets.append(read_wrapping(wrapping))
     for name in config.secrets:
         with suppress(RekeyError):
-            found.append(resolve_secret(config, name))
+            secrets.append(resolve_secret(config, name))
     for account in (config.tables, config.restricted):
         with suppress(RekeyError):
-            found.append((account_key(account) or "").encode())
-    return list(filter(None, found))
+            secrets.append((account_key(account) or "").encode())
+    return list(filter(None, secrets))
 
 
 def forms(secret: bytes) -> list[bytes]:

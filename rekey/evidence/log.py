@@ -72,24 +72,26 @@ class Tree:
         """The checkpoint over the whole log, unsigned."""
         return note.Checkpoint(self.name, len(self.leaves), merkle.root(self.leaves))
 
-    def contradictions(self, said: note.Checkpoint) -> Iterator[Finding]:
+    def contradictions(self, checkpoint: note.Checkpoint) -> Iterator[Finding]:
         """Yield why a checkpoint does not hold for the beginning of the log."""
-        if said.log != self.name:
-            yield Finding("checkpoint", f"the checkpoint over {said.size} events is of another log")
-        if said.size > len(self.leaves):
-            cut = f"the audit log ends at event {len(self.leaves)}, a checkpoint covers {said.size}"
+        if checkpoint.log != self.name:
+            yield Finding("checkpoint", f"the checkpoint over {checkpoint.size} events is of another log")
+        if checkpoint.size > len(self.leaves):
+            cut = f"the audit log ends at event {len(self.leaves)}, a checkpoint covers {checkpoint.size}"
             yield Finding("log-cut", cut)
-        elif said.size < 1 or said.root != merkle.root_of_first(self._levels, said.size):
-            other = f"the first {said.size} events are not those that a checkpoint covers"
+        elif checkpoint.size < 1 or checkpoint.root != merkle.root_of_first(self._levels, checkpoint.size):
+            other = f"the first {checkpoint.size} events are not those that a checkpoint covers"
             yield Finding("checkpoint", other)
 
-    def problems_with(self, one: note.Note, keys: Sequence[PublicKey]) -> Iterator[Finding]:
+    def problems_with(self, signed_note: note.Note, keys: Sequence[PublicKey]) -> Iterator[Finding]:
         """Yield why a checkpoint does not hold: it contradicts the log, or no given key signed it. A log must
         not change its keys unnoticed."""
-        if one.is_signed and not any(one.is_by(key) for key in keys):
-            unknown = f"the checkpoint over {one.checkpoint.size} events is not by a key that was given"
+        if signed_note.is_signed and not any(signed_note.is_by(key) for key in keys):
+            unknown = (
+                f"the checkpoint over {signed_note.checkpoint.size} events is not by a key that was given"
+            )
             yield Finding("checkpoint-key", unknown)
-        yield from self.contradictions(one.checkpoint)
+        yield from self.contradictions(signed_note.checkpoint)
 
 
 # --- in a bundle --------------------------------------------------------------------------------------------
@@ -124,8 +126,8 @@ def problems(
     if covered != len(lines):
         text = f"the audit log has {len(lines)} events, its checkpoint covers {covered}"
         findings.append(Finding("log-cut", text))
-    for one in (*before, head):
-        findings += tree.problems_with(one, keys)
+    for checkpoint_note in (*before, head):
+        findings += tree.problems_with(checkpoint_note, keys)
     if covered == len(lines):
         findings += _proved(proofs, tree.leaves, read, head.checkpoint)
     return findings
@@ -134,16 +136,16 @@ def problems(
 def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> list[Finding]:
     """Return why a checkpoint that the auditor kept does not hold for this log."""
     try:
-        one = note.parsed(kept)
+        kept_note = note.parsed(kept)
         lines = lines_of(events)
     except ValueError as error:
         text = f"the checkpoint that was kept, or the log, cannot be read: {error}"
         return [Finding("log-unreadable", text)]
-    covered = one.checkpoint.size
+    covered = kept_note.checkpoint.size
     if covered > len(lines):
         text = f"the audit log has {len(lines)} events, the kept checkpoint covers {covered}"
         return [Finding("log-cut", text)]
-    return list(Tree(lines).problems_with(one, keys))
+    return list(Tree(lines).problems_with(kept_note, keys))
 
 
 def _proved(
@@ -155,15 +157,15 @@ def _proved(
         script_id = events[-1]["script_id"]
         wanted = [int(event["seq"]) for event in events if event["script_id"] == script_id]
         about = {"log": head.log, "size": head.size, "root": head.named["root"], "proofs": content["proofs"]}
-        if as_json(about) != proofs or [one["seq"] for one in content["proofs"]] != wanted:
+        if as_json(about) != proofs or [proof["seq"] for proof in content["proofs"]] != wanted:
             yield Finding("proof", "the inclusion proofs are not those of the migration's events")
             return
-        for one in content["proofs"]:
-            path = [base64.b64decode(step, validate=True) for step in one["path"]]
-            leaf = base64.b64decode(one["leaf"], validate=True)
-            right = leaf == leaves[one["seq"] - 1]
-            if not right or not merkle.is_included(leaf, one["seq"] - 1, head.size, path, head.root):
-                text = f"the inclusion proof of event {one['seq']} does not lead to the root"
+        for proof in content["proofs"]:
+            path = [base64.b64decode(step, validate=True) for step in proof["path"]]
+            leaf = base64.b64decode(proof["leaf"], validate=True)
+            right = leaf == leaves[proof["seq"] - 1]
+            if not right or not merkle.is_included(leaf, proof["seq"] - 1, head.size, path, head.root):
+                text = f"the inclusion proof of event {proof['seq']} does not lead to the root"
                 yield Finding("proof", text)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         yield Finding("proof", "the inclusion proofs cannot be read")
@@ -174,18 +176,18 @@ def _proved(
 
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
     """Return where the log of a state file is broken or contradicts its checkpoints."""
-    found = []
+    problems = []
     if (broken := first_broken(events)) is not None:
-        found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
+        problems.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
     tree = Tree([event.line for event in events])
     for stored_checkpoint in stored:
         try:
             checkpoint = note.parsed(stored_checkpoint.note).checkpoint
         except ValueError as error:
-            found.append(f"the checkpoint over {stored_checkpoint.size} events cannot be read: {error}")
+            problems.append(f"the checkpoint over {stored_checkpoint.size} events cannot be read: {error}")
             continue
-        found += [contradiction.what for contradiction in tree.contradictions(checkpoint)]
-    return found
+        problems += [contradiction.what for contradiction in tree.contradictions(checkpoint)]
+    return problems
 
 
 def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Note:
@@ -204,16 +206,16 @@ def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: 
         progress: reports what is wrong with the log.
     """
     events = state.audit_events()
-    found = problems_of(events, state.checkpoints())
-    for problem in found:
+    problems = problems_of(events, state.checkpoints())
+    for problem in problems:
         progress.note(f"warning: {problem}; no checkpoint was made", "warning")
-    if found or not events:
+    if problems or not events:
         return None
     remark = reason if signer is not None else f"{reason}; {UNSIGNED}"
     try:
-        made = signed_over(events, signer)
+        checkpoint = signed_over(events, signer)
     except RekeyError as error:
         # The phase is done all the same: record the checkpoint unsigned, with the reason.
-        made, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
-    state.add_checkpoint(len(events), made.text, remark)
-    return made
+        checkpoint, remark = signed_over(events, None), f"{reason}; not signed: {type(error).__name__}"
+    state.add_checkpoint(len(events), checkpoint.text, remark)
+    return checkpoint

@@ -30,10 +30,10 @@ def root_of_first(levels: Sequence[Sequence[bytes]], size: int) -> bytes:
         if size >> height & 1:  # the next whole subtree of 2^height leaves
             peaks.append(levels[height][at >> height])
             at += 1 << height
-    found = peaks.pop()
+    node = peaks.pop()
     while peaks:
-        found = node_hash(peaks.pop(), found)
-    return found
+        node = node_hash(peaks.pop(), node)
+    return node
 
 
 def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[list[bytes]]:
@@ -54,15 +54,15 @@ def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expe
     """Tell whether a proof shows that a leaf hash is at `index` of a tree of `size` leaves."""
     if not 0 <= index < size:
         return False
-    found, left = leaf, list(proof)
+    node, left = leaf, list(proof)
     while size > 1:
         if index % 2 == 1 or index + 1 < size:
             if not left:
                 return False
             sibling = left.pop(0)
-            found = node_hash(sibling, found) if index % 2 else node_hash(found, sibling)
+            node = node_hash(sibling, node) if index % 2 else node_hash(node, sibling)
         index, size = index // 2, (size + 1) // 2
-    return not left and found == expected_root
+    return not left and node == expected_root
 
 
 def levels_of(leaves: Sequence[bytes]) -> list[list[bytes]]:

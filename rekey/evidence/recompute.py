@@ -17,10 +17,10 @@ from rekey.evidence import contents
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
+from rekey.verify.bucket_digests import BucketDigests
 from rekey.verify.digest import Digester
+from rekey.verify.first_pass import add_mapped
 from rekey.verify.report import label_of
-from rekey.verify.summing import add_mapped
-from rekey.verify.sums import BucketSums
 
 BEGIN, PARTITIONS_BEGIN = "row_keys_begin", "partition_keys_begin"
 
@@ -32,7 +32,7 @@ class Compared:
     table: str
     # `source`, `target`, or `expected`: the rows of that target as mapped from the source.
     what: str
-    # "" if not in the bundle; a source with few rows has none (`rekey.verify.sums.FEW`).
+    # "" if not in the bundle; a source with few rows has none (`rekey.verify.bucket_digests.FEW`).
     recorded_digest: str
     # "" when the table does not exist; for `expected`, when the source does not.
     found_digest: str
@@ -52,14 +52,14 @@ class Compared:
 
 def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the last full verification of a bundle. Raises Findings when there is none."""
-    checks = [one for one in json.loads(files[contents.RECONCILIATION]) if one["mode"] == "full"]
+    checks = [check for check in json.loads(files[contents.RECONCILIATION]) if check["mode"] == "full"]
     if not checks:
         raise Findings(
             "the bundle holds no full verification, so no content digests to compare with",
             hint="ask for a bundle that was exported after `rekey verify --mode full`",
         )
-    found: dict[str, Any] = checks[-1]
-    return found
+    last: dict[str, Any] = checks[-1]
+    return last
 
 
 async def recompute(
@@ -78,8 +78,8 @@ async def recompute(
     """
     tables = recorded["tables"]
     digesters = [Digester(table["table"], frozenset(table["not_compared"])) for table in tables]
-    expected = [BucketSums() for _ in tables]
-    adders = [sums.adder(digester) for sums, digester in zip(expected, digesters, strict=True)]
+    expected = [BucketDigests() for _ in tables]
+    adders = [digests.adder(digester) for digests, digester in zip(expected, digesters, strict=True)]
 
     def map_again(rows: Sequence[Row]) -> None:
         """Add the target rows of source rows; a refused row has none, as in the verification."""
@@ -87,25 +87,21 @@ async def recompute(
             add_mapped(mapper, rows, lambda *_: None, adders)
 
     name = recorded["source"]
-    source = BucketSums()
+    source = BucketDigests()
     is_there = await _read(service.table(name), name, progress, source.adder(Digester(name)), map_again)
-    bucket_sums = source if is_there else None
-    comparisons = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], bucket_sums)]
+    comparisons = [_compared(name, "source", recorded, source if is_there else None)]
     beginnings = {
-        number: (one.get(PARTITIONS_BEGIN, ""), one.get(BEGIN, "")) for number, one in enumerate(tables)
+        number: (table.get(PARTITIONS_BEGIN, ""), table.get(BEGIN, "")) for number, table in enumerate(tables)
     }
     targets = by_number([table["table"] for table in tables], beginnings, service.table)
     rows = zip(tables, targets, digesters, expected, strict=True)
-    for number, (one, target, digester, sums) in enumerate(rows):
-        name = label_of(one["table"], *beginnings[number])
+    for number, (entry, target, digester, digests) in enumerate(rows):
+        name = label_of(entry["table"], *beginnings[number])
         if mapper is not None:
-            bucket_sums = sums if is_there else None
-            comparisons.append(
-                _compared(name, "expected", one["expected_digest"], one["expected_rows"], bucket_sums)
-            )
-        actual = BucketSums()
-        bucket_sums = actual if await _read(target, name, progress, actual.adder(digester)) else None
-        comparisons.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], bucket_sums))
+            comparisons.append(_compared(name, "expected", entry, digests if is_there else None))
+        actual = BucketDigests()
+        exists = await _read(target, name, progress, actual.adder(digester))
+        comparisons.append(_compared(name, "target", entry, actual if exists else None))
     return comparisons
 
 
@@ -122,6 +118,7 @@ async def _read(
     return False
 
 
-def _compared(table: str, what: str, digest: str, rows: int, sums: BucketSums | None) -> Compared:
-    found = ("", 0) if sums is None else (sums.content_digest(), sums.rows)
-    return Compared(table, what, digest, found[0], rows, found[1])
+def _compared(table: str, what: str, recorded: Mapping[str, Any], digests: BucketDigests | None) -> Compared:
+    prefix = "actual" if what == "target" else what
+    digest, rows = ("", 0) if digests is None else (digests.content_digest(), digests.rows)
+    return Compared(table, what, recorded[f"{prefix}_digest"], digest, recorded[f"{prefix}_rows"], rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rekey.evidence import contents, note
 from rekey.evidence.statement import LIVE_TYPE, parsed
-from rekey.phases import shown as told_as
+from rekey.phases import shown as phase_name
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
 from rekey.present.text import moment
@@ -37,18 +37,18 @@ def render(files: Mapping[str, bytes]) -> str:
     declaration = json.loads(files[contents.DECLARATION])
     capture = declaration["capture"]
     ended = [run for run in state["phase_runs"] if run["finished_at"]]
-    runs = [{**run, "phase": told_as(run["phase"], capture)} for run in ended] + list(
+    runs = [{**run, "phase": phase_name(run["phase"], capture)} for run in ended] + list(
         _taken_back(own, capture)
     )
     runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
     spans = list(map(_span, runs))
     amounts = [
         Pair(
-            label_of(one["table"], one.get("partition_keys_begin", ""), one.get("row_keys_begin", "")),
-            one["expected_rows"],
-            one["actual_rows"],
+            label_of(table["table"], table.get("partition_keys_begin", ""), table.get("row_keys_begin", "")),
+            table["expected_rows"],
+            table["actual_rows"],
         )
-        for one in (full[-1]["tables"] if full else ())
+        for table in (full[-1]["tables"] if full else ())
     ]
     names = ("rows that the source gives", "rows that are there")
     live = files.get(contents.LIVE)
@@ -57,7 +57,7 @@ def render(files: Mapping[str, bytes]) -> str:
         exported=events[-1],
         declaration=declaration,
         record=state["migration"] or {},
-        phases=[told_as(phase, capture) for phase in state["phases"]],
+        phases=[phase_name(phase, capture) for phase in state["phases"]],
         checkpoint=note.parsed(files[contents.CHECKPOINT].decode()),
         runs=[(run, (span.end - span.begin).total_seconds()) for run, span in zip(runs, spans, strict=True)],
         timeline=timeline(spans, "Phases over time"),
@@ -91,7 +91,7 @@ def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[d
             continue
         if begun is not None:
             yield {
-                "phase": f"back from {told_as(begun['details']['phase'], capture)}",
+                "phase": f"back from {phase_name(begun['details']['phase'], capture)}",
                 "started_at": begun["at"],
                 "finished_at": event["at"],
                 "outcome": TAKEN_BACK if event["event"] == "phase-undone" else "interrupted",
@@ -103,7 +103,7 @@ def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[d
 def _wrong(check: Mapping[str, Any]) -> int:
     """Return how many rows keep a verification from being clean; in mode "count", how many partitions."""
     if check["mode"] == "count":
-        return sum(one["differing"] for one in check["tables"])
+        return sum(table["differing"] for table in check["tables"])
     return sum(int(check.get(name, 0)) for name in ("stable", "unsettled", "unchecked"))
 
 
@@ -137,8 +137,8 @@ def _meant(details: Mapping[str, Any]) -> str:
 
 
 def _counts(details: Mapping[str, Any]) -> str:
-    some = {name.replace("_", " "): value for name, value in details.items() if name in _ERASED and value}
-    counted = [f"{name} {value:,}" for name, value in some.items()]
+    counts = {name.replace("_", " "): value for name, value in details.items() if name in _ERASED and value}
+    counted = [f"{name} {value:,}" for name, value in counts.items()]
     counted += [f"rows of {table} {number:,}" for table, number in details.get("target_rows", {}).items()]
     if details.get("targets_changed"):
         counted.append(f"target rows changed meanwhile, and stay: {', '.join(details['targets_changed'])}")

@@ -45,7 +45,7 @@ def read_private(path: Path) -> Ed25519Signer:
     """
     make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
     try:
-        found = serialization.load_pem_private_key(_read(path, "private", make), password=None)
+        key = serialization.load_pem_private_key(_read(path, "private", make), password=None)
     except TypeError:
         raise ConfigurationError(
             f"the evidence key {path} is encrypted",
@@ -54,9 +54,9 @@ def read_private(path: Path) -> Ed25519Signer:
     except (ValueError, UnsupportedAlgorithm):
         problem = f"the evidence key {path} is not a private key in PEM form"
         raise ConfigurationError(problem, hint=make) from None
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise ConfigurationError(f"the evidence key {path} is not an Ed25519 key", hint=make)
-    return Ed25519Signer(found)
+    return Ed25519Signer(key)
 
 
 def read_public(path: Path) -> PublicKey:
@@ -71,12 +71,12 @@ def read_public(path: Path) -> PublicKey:
         cure = f"give its public half, {public_path(path)} if it was made by `rekey evidence keygen`"
         raise ConfigurationError(f"{path} is a private key", hint=cure)
     try:
-        found = serialization.load_pem_public_key(content)
+        key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
-    match found:
+    match key:
         case Ed25519PublicKey() | ec.EllipticCurvePublicKey(curve=ec.SECP256R1()):
-            return PublicKey(found, f"the file {path}")
+            return PublicKey(key, f"the file {path}")
     raise ConfigurationError(f"{path} is neither an Ed25519 nor a P-256 key", hint=cure)
 
 

@@ -75,14 +75,14 @@ class Envelope:
         """Return the statement with a type of predicate. Raises ValueError for any other form."""
         try:
             content = json.loads(self.body)
-            digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
-            found = Statement(digests, dict(content["predicate"]), kind)
-            same = found.body == self.body
+            digests = {subject["name"]: subject["digest"]["sha256"] for subject in content["subject"]}
+            statement = Statement(digests, dict(content["predicate"]), kind)
+            same = statement.body == self.body
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("the statement lacks parts") from None
         if not same:
             raise ValueError("the statement is not in the form that rekey writes")
-        return found
+        return statement
 
 
 def signed(statement: Statement, signer: Signer | None) -> Envelope:
@@ -108,8 +108,8 @@ def parsed(data: bytes) -> Envelope:
         body = base64.b64decode(content["payload"], validate=True)
         envelope = Envelope(body)
         if signatures:
-            [one] = signatures
-            envelope = Envelope(body, one["keyid"], base64.b64decode(one["sig"], validate=True))
+            [signature] = signatures
+            envelope = Envelope(body, signature["keyid"], base64.b64decode(signature["sig"], validate=True))
         same = envelope.data == data
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("the envelope lacks parts") from None

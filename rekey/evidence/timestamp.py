@@ -49,10 +49,10 @@ def ask(url: str, data: bytes) -> bytes:
             hint="check the URL of --timestamp and the network, or export without it",
         ) from None
     try:
-        found = rfc3161.decode_timestamp_response(answer)
+        stamp = rfc3161.decode_timestamp_response(answer)
         # The nonce ties the answer to this request.
-        right = found.tst_info.nonce == request.nonce
-        right = right and found.tst_info.message_imprint.message == request.message_imprint.message
+        right = stamp.tst_info.nonce == request.nonce
+        right = right and stamp.tst_info.message_imprint.message == request.message_imprint.message
     except ValueError:
         raise _refused("did not answer with a time stamp", 200) from None
     if not right:
@@ -73,11 +73,11 @@ def check(answer: bytes, data: bytes, root: bytes) -> datetime:
     """
     certificate = x509.load_pem_x509_certificate(root)
     try:
-        found = rfc3161.decode_timestamp_response(answer)
-        if found.as_bytes() != answer:
+        stamp = rfc3161.decode_timestamp_response(answer)
+        if stamp.as_bytes() != answer:
             raise ValueError("is not in its one form")
-        rfc3161.VerifierBuilder(roots=[certificate]).build().verify_message(found, data)
-        return found.tst_info.gen_time
+        rfc3161.VerifierBuilder(roots=[certificate]).build().verify_message(stamp, data)
+        return stamp.tst_info.gen_time
     except rfc3161.VerificationError as error:
         raise ValueError(str(error)) from None
 

@@ -170,12 +170,16 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
     except (KeyError, ValueError, IndexError, TypeError, RecursionError):
         return  # reported by `_log`
     for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
-        if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
+        if files.get(name) != contents.as_json(contents.details_of(events, script_id, kind)):
             verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
     for name, kind, member in _NAMED:
-        said = contents.told(events, script_id, kind)
+        details = contents.details_of(events, script_id, kind)
         expected = name in files or name in contents.ALWAYS
-        if expected and said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
+        if (
+            expected
+            and details
+            and details[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest()
+        ):
             verdict.wrong("not-as-logged", f"{name} is not the one that the audit log names")
     if verdict.predicate and verdict.predicate.get("script_id") != script_id:
         verdict.wrong("not-as-logged", "the statement is about another migration than the audit log's end")

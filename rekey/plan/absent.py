@@ -23,10 +23,12 @@ def named_properties(migration: Migration) -> dict[str, str]:
         for name in sorted(expression.inputs()):
             named.setdefault(name, field)
     for filled in migration.filled:
-        made = {operation.makes for operation in filled.properties}
+        created = {operation.created for operation in filled.properties}
         for operation in filled.properties:
             for name in _names(operation):
-                if not (isinstance(operation, Cast) and name in made):  # it casts what another one makes
+                if not (
+                    isinstance(operation, Cast) and name in created
+                ):  # it casts what another operation creates
                     named.setdefault(name, f"props.{operation.op}")
     return {name: where for name, where in named.items() if name not in _OWN}
 
@@ -44,9 +46,9 @@ def _names(operation: Operation) -> tuple[str, ...]:
     return ()
 
 
-def spelling_of(name: str, there: Collection[str]) -> str:
-    """Return what to do about a name in the script that none of the properties `there` (annotated) has."""
-    names = sorted(one for one in there if one != ETAG and not one.endswith(TYPE_SUFFIX))
+def spelling_of(name: str, present: Collection[str]) -> str:
+    """Return what to do about a name in the script; `present`: the rows' properties, with annotations."""
+    names = sorted(each for each in present if each != ETAG and not each.endswith(TYPE_SUFFIX))
     more = ", …" if len(names) > _LISTED else ""
     listed = f"rows have: {', '.join(names[:_LISTED])}{more}"
     if not name.isidentifier() or not any(map(str.isalpha, name)):
@@ -57,17 +59,17 @@ def spelling_of(name: str, there: Collection[str]) -> str:
 
 
 def explained(
-    refused: RefusedRows, rows: int, absent: Mapping[str, str], there: Collection[str]
+    refused: RefusedRows, rows: int, absent: Mapping[str, str], present: Collection[str]
 ) -> RefusedRows:
-    """Return a refusal; with its cause where all rows were refused for a property that no row has.
+    """Return a refusal, with its cause where every row was refused for a property that no row has.
 
     Args:
         refused: the rows.
         rows: how many rows were tried.
         absent: properties that no row has, and where they are named.
-        there: names of the properties that rows have.
+        present: names of the properties that rows have.
     """
     names = [name for name, where in absent.items() if refused.problem.endswith(f" {name}")]
     if refused.code != "missing-property" or refused.rows != rows or not names:
         return refused
-    return replace(refused, problem=f"no row has a property {names[0]}", cure=spelling_of(names[0], there))
+    return replace(refused, problem=f"no row has a property {names[0]}", cure=spelling_of(names[0], present))

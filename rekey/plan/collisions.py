@@ -72,9 +72,9 @@ class CollisionSearch(spill.Spill[bytes]):
         first: list[tuple[int, list[bytes], int]] = []
         met: dict[bytes, tuple[int, list[bytes]]] = {}
         for records in chain(self.groups(), [[]]):
-            found = {record[:_KEY_BYTES] for record in records}
+            group_keys = {record[:_KEY_BYTES] for record in records}
             # A key with more rows than fit into a group continues in the next group: it is not counted yet.
-            if met.keys().isdisjoint(found):
+            if met.keys().isdisjoint(group_keys):
                 for key, (count, sources) in met.items():
                     if count > 1:
                         keys += 1
@@ -82,10 +82,10 @@ class CollisionSearch(spill.Spill[bytes]):
                         first.append((int.from_bytes(key[:_TABLE_BYTES]), sorted(sources), count))
                 first = nsmallest(FIRST_GROUPS, first)
                 met.clear()
-                if len(found) == len(records):
+                if len(group_keys) == len(records):
                     # Equal digests are equal keys, and these all come in one group, or fill groups. The
                     # memory of this one is freed before the next is read.
-                    del records, found
+                    del records, group_keys
                     continue
             for record in records:
                 key = record[:_KEY_BYTES]

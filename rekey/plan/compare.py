@@ -42,7 +42,11 @@ def comparison_text(plan: Plan) -> str:
 
 def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
-    portraits = [migration.portraits[1] for migration in plan.migrations if len(migration.portraits) > 1]
+    portraits = [
+        migration.figures.portraits[1]
+        for migration in plan.migrations
+        if len(migration.figures.portraits) > 1
+    ]
     names = [migration.script_id for migration in plan.migrations]
     return page(
         "compare.html",
@@ -67,17 +71,17 @@ def _sections(plan: Plan) -> dict[str, Lines]:
         [figures(migration) for migration in plan.migrations]
         for figures in (_tables, _costs, _problems, _advice, _queries)
     )
-    advised = _lines(advice, sorted({code for one in advice for code in one}))
+    advised = _lines(advice, sorted({code for codes in advice for code in codes}))
     advised |= _lines(problems, sorted({code for problem in problems for code in problem}))
-    asked = dict.fromkeys(query for one in queries for query in one)
+    asked = dict.fromkeys(query for answers in queries for query in answers)
     most = max(costs, key=len)  # with money, if any design has prices
-    found = {
+    sections = {
         "Tables": _lines(tables, tables[0]),
         "Advice": advised or {"on planned keys": ("none",) * len(plan.migrations)},
         "Queries": _lines(queries, asked, unknown="not declared"),
         "Cost": _lines(costs, most),
     }
-    return {section: lines for section, lines in found.items() if lines}
+    return {section: lines for section, lines in sections.items() if lines}
 
 
 def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = "–") -> Lines:
@@ -94,12 +98,12 @@ def _queries(plan: MigrationPlan) -> Figures:
 
 def _advice(plan: MigrationPlan) -> Figures:
     planned = [advice for advice in reversed(plan.advice) if not advice.today]
-    return {one.code: one.severity if one.waived is None else "set aside" for one in planned}
+    return {advice.code: advice.severity if advice.waived is None else "set aside" for advice in planned}
 
 
 def _tables(plan: MigrationPlan) -> Figures:
-    main = plan.fills[0] if plan.fills else None
-    keys = plan.portraits[1] if len(plan.portraits) > 1 else None
+    main = plan.mapping.fills[0] if plan.mapping.fills else None
+    keys = plan.figures.portraits[1] if len(plan.figures.portraits) > 1 else None
     largest = None
     if keys is not None and keys.largest:
         rows = keys.largest[0][1]
@@ -111,10 +115,10 @@ def _tables(plan: MigrationPlan) -> Figures:
         "partitions": None if main is None else f"{at_least}{main.partitions:,}",
         "largest partition": largest,
         "key bytes of a row": None if keys is None else f"{keys.key_bytes:.0f}",
-        "rows to write": f"{sum(fill.rows for fill in plan.fills):,}",
+        "rows to write": f"{sum(fill.rows for fill in plan.mapping.fills):,}",
         "rows in a batch": None if main is None else f"{main.rows_per_batch:.1f}",
-        "rows refused": f"{sum(refused.rows for refused in plan.refused):,}",
-        "keys that collide": None if plan.collisions is None else f"{plan.collisions.keys:,}",
+        "rows refused": f"{sum(refused.rows for refused in plan.mapping.refused):,}",
+        "keys that collide": None if plan.mapping.collisions is None else f"{plan.mapping.collisions.keys:,}",
     }
 
 
@@ -122,12 +126,12 @@ def _costs(plan: MigrationPlan) -> Figures:
     estimate = plan.estimate
     if estimate is None:
         return {"requests": None, "expected duration": None, "stored next to the source": None}
-    found: Figures = {
+    figures: Figures = {
         "requests": f"{estimate.requests_total:,}",
-        "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
+        "expected duration": duration(sum(part.at_limits_s for part in estimate.durations)),
         "stored next to the source": size(estimate.storage.added_bytes),
     }
     if estimate.money is not None:
         *_, (_, as_one, by_rows) = money_lines(estimate.money)
-        found |= {"cost, batch billed as one": as_one, "cost, batch billed by its rows": by_rows}
-    return found
+        figures |= {"cost, batch billed as one": as_one, "cost, batch billed by its rows": by_rows}
+    return figures

@@ -151,9 +151,9 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
         swept = work.source_pages + MAPPING_PARTITIONS_A_DIRECTION * pages(each)
         yield Requests(BACKFILL, "sweep: read source and mapping", RequestKind.SCAN, 1 + swept)
         yield Requests(BACKFILL, "rows that moved: read the source", RequestKind.SCAN, work.filtered_pages)
-        looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
-        yield Requests(BACKFILL, "journal: clients and intents", RequestKind.SCAN, 2 * looks)
-        yield Requests(BACKFILL, "journal: the service's clock", RequestKind.TABLE, looks)
+        rounds = 1 + int(backfill_seconds / SWEEP_SECONDS)
+        yield Requests(BACKFILL, "journal: clients and intents", RequestKind.SCAN, 2 * rounds)
+        yield Requests(BACKFILL, "journal: the service's clock", RequestKind.TABLE, rounds)
     yield from _control(BACKFILL, work)
     yield Requests(RECONCILE, "comparison: read source and targets", RequestKind.SCAN, work.compared_pages)
     if work.follows:
@@ -185,7 +185,7 @@ def _writes(table: str, sent: Batches) -> Iterator[Requests]:
 def _control(phase: str, work: Workload) -> Iterator[Requests]:
     kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
     for kind in RequestKind:
-        count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
+        count = sum(_CONTROL[section].get(phase, {}).get(kind, 0) for section in kept)
         yield Requests(phase, "locks, phases, clients, clock", kind, count)
 
 

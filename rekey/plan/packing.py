@@ -38,38 +38,38 @@ class Sends:
 
     def __init__(self, windows: int) -> None:
         """`windows`: how many windows rows may wait for others of their partition."""
-        # `given`: rows added, including those still held. `hottest`: sum over windows of the rows of a
+        # `added`: rows, including those that still wait. `hottest`: sum over windows of the rows of a
         # window's largest partition.
-        self.given = self.hottest = 0
+        self.added = self.hottest = 0
         # Number of batches by the rows in a batch; a batch of one row is a single insert.
         self.fills: Counter[int] = Counter()
         self._windows = windows
-        # By partition, the rows held, and the number of the window that the first of them is from.
-        self._held: dict[Any, tuple[int, int]] = {}
+        # By partition, the rows of a batch that is not full, and the window of the first of them.
+        self._partial: dict[Any, tuple[int, int]] = {}
 
     def add(self, window: int, pages: Sequence[Filled]) -> None:
-        """Pack the rows of one window; rows that fill no batch are held."""
+        """Pack the rows of one window; rows that fill no batch wait for more."""
         most, partitions = _full_batch(pages), Counter[Any]()
         for page in pages:
             partitions.update(page.partitions)
         for partition, more in partitions.items():
-            held, since = self._held.pop(partition, (0, window))
-            full, rest = divmod(held + more, most)
+            waiting, since = self._partial.pop(partition, (0, window))
+            full, rest = divmod(waiting + more, most)
             if not rest and most < MAX_BATCH_OPERATIONS:
                 full, rest = full - 1, most  # one more row may be small enough to fit in
             if full:
                 self.fills[most] += full
             if rest:
-                self._held[partition] = rest, window if full else since
-        self.given += partitions.total()
+                self._partial[partition] = rest, window if full else since
+        self.added += partitions.total()
         self.hottest += max(partitions.values(), default=0)
 
     def release(self, newest: int | None = None) -> None:
-        """Count as sent the rows held long enough when window `newest` begins; None: all rows held."""
+        """Count as sent the rows that have waited long enough when window `newest` begins; None: all rows."""
         limit = None if newest is None else newest - self._windows
-        due = [name for name, (_, since) in self._held.items() if limit is None or since <= limit]
+        due = [name for name, (_, since) in self._partial.items() if limit is None or since <= limit]
         for name in due:
-            self.fills[self._held.pop(name)[0]] += 1
+            self.fills[self._partial.pop(name)[0]] += 1
 
 
 def _full_batch(pages: Sequence[Filled]) -> int:
@@ -85,8 +85,8 @@ def _full_batch(pages: Sequence[Filled]) -> int:
 class Packing:
     """Takes what pages of source rows give each table (`page`) and counts batches."""
 
-    def __init__(self, tables: int, window: WindowSize, together: Collection[int] = ()) -> None:
-        """`window` says when a window is full, `together` which targets share the main target's table."""
+    def __init__(self, tables: int, window: WindowSize, co_located: Collection[int] = ()) -> None:
+        """`window` says when a window is full, `co_located` which targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
         # For each target table; rows that share the main target's table are sent with it.
@@ -94,7 +94,7 @@ class Packing:
         # Whether rows are still taken.
         self.open = True
         self._size = window
-        self._together = together
+        self._co_located = co_located
         # Earlier windows with their target rows by target table: sent after the mapping rows of their window
         # are durable.
         self._waiting: list[tuple[int, list[list[Filled]]]] = []
@@ -122,7 +122,7 @@ class Packing:
             mapping: what it gives the mapping table.
         """
         for table, filled in enumerate(targets):
-            self._targets[0 if table in self._together else table].append(filled)
+            self._targets[0 if table in self._co_located else table].append(filled)
         self._mapping.append(mapping)
         self._rows += rows
         self._bytes += wire_bytes
@@ -135,7 +135,7 @@ class Packing:
         if not self.open:
             return
         self.open = False
-        # Rows still held are left out: those that would have filled their batches were not read.
+        # Rows that still wait are left out: the rows that would have filled their batches were not read.
         if not whole and self.steady:
             return
         if self._rows:
@@ -153,7 +153,7 @@ class Packing:
         self._waiting.append((self._number, self._targets))
 
     def _send_waiting(self, newest: int | None = None) -> None:
-        """Pack the target rows that wait; rows held long enough when window `newest` begins are sent."""
+        """Pack the target rows that wait; with `newest`, also count what has waited long enough."""
         for number, targets in self._waiting:
             for sends, rows in zip(self.sends, targets, strict=True):
                 sends.add(number, rows)

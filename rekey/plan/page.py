@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from rekey.phases import shown
 from rekey.plan.portrait import LENGTH_STEP
-from rekey.plan.render import money_lines, told_requests
+from rekey.plan.render import money_lines, requests_by_purpose
 from rekey.plan.result import NOT_LOOKED_AT, Load, Plan, Portrait
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
@@ -26,7 +26,7 @@ def plan_page(plan: Plan) -> str:
         not_looked_at=NOT_LOOKED_AT,
         plots={"sizes": partition_sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
-        requests=told_requests,
+        requests=requests_by_purpose,
         shown=shown,
         money=money_lines,
         amount=amount_text,
@@ -41,9 +41,9 @@ def _series(
 ) -> list[Series]:
     """Return a series for each table, in the color of today's tables or of planned ones."""
     series = []
-    for one in shown:
-        when, colour = ("today", BEFORE) if one.today else ("planned", AFTER)
-        series.append(Series(f"{one.table} {when}{unit}", values(one), colour))
+    for subject in shown:
+        when, color = ("today", BEFORE) if subject.today else ("planned", AFTER)
+        series.append(Series(f"{subject.table} {when}{unit}", values(subject), color))
     return series
 
 
@@ -51,8 +51,8 @@ def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
     """Return the plot that compares two tables by the number of partitions of each size, in rows."""
     labels = max((list(portrait.sizes) for portrait in portraits), key=len)
     series = [
-        Series(name, [portrait.sizes.get(label, 0) for label in labels], colour)
-        for name, portrait, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
+        Series(name, [portrait.sizes.get(label, 0) for label in labels], color)
+        for name, portrait, color in zip(names, portraits, (BEFORE, AFTER), strict=False)
     ]
     title = "Partitions by their number of rows"
     return columns(labels, series, title, "rows of a partition", values=True, narrow=True)
@@ -60,7 +60,7 @@ def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
 
 def _largest(portrait: Portrait) -> str:
     labels = [str(number + 1) for number in range(len(portrait.largest))]
-    series = _series([portrait], lambda one: [rows for _, rows in one.largest])
+    series = _series([portrait], lambda portrait: [rows for _, rows in portrait.largest])
     title = f"Largest partitions of {portrait.table}"
     return columns(labels, series, title, "the largest, the next, …", values=True, narrow=True)
 
@@ -68,8 +68,8 @@ def _largest(portrait: Portrait) -> str:
 def _lengths(source: Portrait, target: Portrait, key: str) -> str:
     lows = range(0, max([*source.lengths[key], *target.lengths[key]], default=0) + 1, LENGTH_STEP)
 
-    def percentages(one: Portrait) -> list[float]:
-        counts = [one.lengths[key].get(low, 0) for low in lows]
+    def percentages(portrait: Portrait) -> list[float]:
+        counts = [portrait.lengths[key].get(low, 0) for low in lows]
         return [round(100 * count / max(1, sum(counts)), 1) for count in counts]
 
     series = _series((source, target), percentages, ", %")
@@ -100,5 +100,5 @@ def _times(load: Load) -> list[str]:
 
 
 def _shares(loads: Sequence[Load]) -> str:
-    series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
+    series = _series(loads, lambda load: [round(100 * share, 1) for share in load.busiest])
     return lines(series, _times(loads[0]), "Share of the busiest partition over time")

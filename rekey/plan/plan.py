@@ -22,7 +22,17 @@ from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
-from rekey.plan.result import Advice, Basis, MigrationPlan, Plan, Problem, TableFill, TableState
+from rekey.plan.result import (
+    Advice,
+    Basis,
+    Figures,
+    MappingResult,
+    MigrationPlan,
+    Plan,
+    Problem,
+    TableFill,
+    TableState,
+)
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import RowSample, Survey
 from rekey.tables.base import Table, TableService
@@ -34,7 +44,7 @@ async def make_plan(
     tables: TableService,
     options: PlanOptions,
     *,
-    together: bool = False,
+    one_reading: bool = False,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -45,7 +55,7 @@ async def make_plan(
         subjects: the migrations.
         tables: the account.
         options: how to plan.
-        together: they are designs of one migration, planned on one reading of their source.
+        one_reading: they are designs of one migration, planned on one reading of their source.
         clock: gives the time at which the plan was made.
         progress: receives the rows as they are read.
 
@@ -56,11 +66,11 @@ async def make_plan(
     progress = progress or Progress()
     planned: list[MigrationPlan] = []
     makers: dict[str, str] = {}
-    for each in [subjects] if together else [[subject] for subject in subjects]:
-        planned += await _plan(each, tables, options, makers, progress)
-        for subject in each:
-            script_id, made = subject.declared.script_id, subject.declared.migration.tables
-            makers |= dict.fromkeys(map(str.lower, made), script_id)
+    for group in [subjects] if one_reading else [[subject] for subject in subjects]:
+        planned += await _plan(group, tables, options, makers, progress)
+        for subject in group:
+            script_id, created = subject.declared.script_id, subject.declared.migration.tables
+            makers |= dict.fromkeys(map(str.lower, created), script_id)
     made_at = format_ticks((clock or SystemClock()).ticks())
     ids_hold = all(subject.ids_hold for subject in subjects)
     return Plan(made_at, options.exact, ids_hold, options.show_keys, tuple(planned))
@@ -125,8 +135,8 @@ async def _plan(
             problems = table_problems(subject.declared, inventory is not None, maker, states, similar)
             plan = _without_rows(subject, options, inventory, states, problems)
             if survey is not None and inventory is not None:
-                survey.finish(sample.parts(inventory), exact=inventory.exact)
-                plan = _with_rows(plan, survey, inventory)
+                mapping = survey.finish(sample.parts(inventory), exact=inventory.exact)
+                plan = _with_rows(plan, survey, mapping, inventory)
             plans.append(plan)
         return plans
 
@@ -160,10 +170,10 @@ def _without_rows(
     options: PlanOptions,
     inventory: Inventory | None,
     targets: tuple[TableState, ...],
-    found: Iterable[Problem],
+    found_problems: Iterable[Problem],
 ) -> MigrationPlan:
     """Return what is known of a migration before its mapping was tried on any row. `inventory`: of the
-    source, None when it does not exist; `found`: the problems of the tables."""
+    source, None when it does not exist; `found_problems`: of the tables."""
     declared, started, fingerprints = subject.declared, subject.started, subject.secret_fingerprints
     problems = declaration_problems(
         *(declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken),
@@ -171,7 +181,6 @@ def _without_rows(
     )
     return MigrationPlan(
         script_id=declared.script_id,
-        path=declared.path,
         title=declared.doc.strip().partition("\n")[0],
         group=declared.migration.group,
         capture=declared.migration.capture,
@@ -188,59 +197,58 @@ def _without_rows(
             targets=targets,
         ),
         inventory=inventory,
-        problems=ordered([*problems, *found]),
+        problems=ordered([*problems, *found_problems]),
     )
 
 
-def _with_rows(plan: MigrationPlan, survey: Survey, inventory: Inventory) -> MigrationPlan:
+def _with_rows(
+    plan: MigrationPlan, survey: Survey, mapping: MappingResult, inventory: Inventory
+) -> MigrationPlan:
     """Return the plan with the results of mapping rows: problems, figures, estimate, advice."""
-    subject, options, collisions = survey.subject, survey.options, survey.collisions
+    subject, options, counts = survey.subject, survey.options, survey.counts
     migration, weights = subject.declared.migration, inventory.weights
     fills = _fills(survey, inventory)
-    elsewhere = [is_elsewhere(table) != is_elsewhere(migration.source) for table in migration.tables]
+    other_account = [is_elsewhere(table) != is_elsewhere(migration.source) for table in migration.tables]
     work = Workload(
         source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,
-        mapping=Batches.of(2 * round(weights.sum(survey.mapped)), survey.packing.mapping_sends.fills),
+        mapping=Batches.of(2 * round(weights.sum(counts.source_rows)), survey.packing.mapping_sends.fills),
         fills=fills,
         page_rows=survey.packing.page_rows,
         follows=migration.capture == "delta",
         sealed=migration.is_sealed,
         tries_rows=options.tries_rows,
         source_bytes=inventory.stored_bytes,
-        mapping_bytes=survey.mapping_bytes(weights),
-        rows_elsewhere=sum(fill.rows for fill in compress(fills, elsewhere)),
+        mapping_bytes=survey.bytes.of_mapping(counts, weights),
+        rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
     )
-    absent = {name: (where, spelling_of(name, survey.there)) for name, where in survey.absent.items()}
-    problems = row_problems(
-        inventory, survey.refused, collisions, fills, subject.ids_hold, absent, survey.looked_at
-    )
+    mapping = replace(mapping, fills=fills)
+    named = survey.absent if mapping.sampled_rows else {}
+    absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
+    problems = row_problems(inventory, mapping, subject.ids_hold, absent)
     plan = replace(
         plan,
         problems=ordered([*plan.problems, *problems]),
-        mapped_rows=survey.rows,
-        looked_at=survey.looked_at,
-        examples=survey.examples,
-        refused=survey.refused,
-        collisions=collisions,
-        fills=fills,
+        mapping=mapping,
         estimate=estimate(work, options.limits, retention_s=options.gates.retention_s, prices=options.prices),
     )
-    if not sum(survey.mapped):
+    if not sum(counts.source_rows):
         return plan
     colliding: Counter[str] = Counter()
-    for group in collisions.first:
+    for group in mapping.collisions.first if mapping.collisions else ():
         colliding[group.table] += group.rows
-    together = [sizes.rows_together for sizes in survey.portrayer.sizes]
-    facts = survey.gatherer.facts(inventory, fills, colliding, together)
-    found = advise(facts)
+    rows_per_partition = [sizes.rows_together for sizes in survey.portrayer.sizes]
+    facts = survey.gatherer.facts(inventory, fills, colliding, rows_per_partition)
+    advice = advise(facts)
     return replace(
         plan,
-        basis=replace(plan.basis, advice=weighty(found)),
-        advice=found,
+        basis=replace(plan.basis, advice=basis_advice(advice)),
+        advice=advice,
         queries=rated(facts),
-        portraits=survey.portrayer.portraits(subject.ids, fills, weights),
-        loads=survey.portrayer.loads(subject.ids, weights),
+        figures=Figures(
+            survey.portrayer.portraits(subject.ids, fills, weights),
+            survey.portrayer.loads(subject.ids, weights),
+        ),
     )
 
 
@@ -248,15 +256,15 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     """Return rows, batches and partitions of each target. Partitions are not scaled: unread rows may share
     those met so far."""
     fills = []
-    weights, secondary = inventory.weights, survey.together - {0}
-    rows_of = [round(weights.sum(met)) for met in zip(*survey.target_rows, strict=True)]
+    weights, secondary = inventory.weights, survey.mapper.co_located - {0}
+    rows_of = [round(weights.sum(met)) for met in zip(*survey.counts.target_rows, strict=True)]
     for number, (name, rows, sends, tally) in enumerate(
-        zip(survey.labels, rows_of, survey.packing.sends, survey.portrayer.partitions[1:], strict=True)
+        zip(survey.mapper.labels, rows_of, survey.packing.sends, survey.portrayer.partitions[1:], strict=True)
     ):
         with_main = number in secondary
-        others = sum(rows_of[one] for one in secondary) if number == 0 else 0
+        others = sum(rows_of[index] for index in secondary) if number == 0 else 0
         written = 0 if with_main else rows + others
-        hottest = sends.hottest * (written / sends.given if sends.given else 0.0)
+        hottest = sends.hottest * (written / sends.added if sends.added else 0.0)
         fills.append(
             TableFill(
                 table=name,
@@ -266,7 +274,7 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
                 partitions_exact=inventory.exact and tally.exact,
                 largest_partition=tally.largest,
                 hottest_seconds=hottest / PARTITION_TARGET,
-                stored_bytes=survey.stored_bytes(number, weights),
+                stored_bytes=survey.bytes.of_target(number, survey.counts, weights),
                 fills=dict(sends.fills),
                 secondary_rows=others,
                 with_main=with_main,
@@ -275,9 +283,10 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     return tuple(fills)
 
 
-def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
+def basis_advice(advice: Sequence[Advice]) -> dict[str, Severity]:
     """Return the advice of a plan's basis: codes of errors and warnings on planned keys, waived ones too,
     with the highest severity. Figures and notes change with every row."""
-    rests = [advice for advice in found if not advice.today and advice.severity is not Severity.NOTE]
-    rests.sort(key=lambda one: (one.code, -one.severity.place))  # the highest severity of a code comes last
-    return {one.code: one.severity for one in rests}
+    entries = [piece for piece in advice if not piece.today and piece.severity is not Severity.NOTE]
+    # The highest severity of a code comes last.
+    entries.sort(key=lambda piece: (piece.code, -piece.severity.place))
+    return {piece.code: piece.severity for piece in entries}

@@ -43,7 +43,7 @@ class Portrayer:
         # The expression inside the first moment of any key, which is the time of a row in loads;
         # PartitionKeys are searched before RowKeys.
         keys = [target.partition_key for target in migration.filled] + [
-            one.row_key for one in migration.filled
+            target.row_key for target in migration.filled
         ]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
@@ -115,7 +115,7 @@ class Portrayer:
         if not everything:
             return ()
         step = min(lanes.step for lanes in everything)
-        at = sorted({*chain(*(one.times for one in everything))})
+        at = sorted({*chain(*(lanes.times for lanes in everything))})
         while len(times := _times(at[0][:step], at[-1][:step])) > TIMES and step > _STEPS[-1]:
             step = _coarser(step)
         return tuple(
@@ -174,7 +174,7 @@ def _load(
         if partition in shown:
             shown[partition][at_column] = round(count)
     # Lanes in the order in which their load begins.
-    in_order = sorted(shown.items(), key=lambda one: next(at for at, count in enumerate(one[1]) if count))
+    in_order = sorted(shown.items(), key=lambda entry: next(at for at, count in enumerate(entry[1]) if count))
     others_rows = [round(total) - sum(lane) for total, *lane in zip(all_rows, *shown.values(), strict=True)]
     return Load(
         table=table,
@@ -184,7 +184,7 @@ def _load(
         others=len(rows) - len(shown),
         others_rows=tuple(max(0, rows) for rows in others_rows),
         partitions_exact=all(lanes.partitions_exact for lanes in parts),
-        busiest=tuple(one / total if total else 0.0 for one, total in zip(most, all_rows, strict=True)),
+        busiest=tuple(rows / total if total else 0.0 for rows, total in zip(most, all_rows, strict=True)),
     )
 
 

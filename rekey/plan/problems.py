@@ -16,7 +16,7 @@ from rekey.declaration.props import Copy
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
-from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
+from rekey.plan.result import MappingResult, Problem, TableState
 from rekey.present.text import counted
 
 # The entries `severity`, `message` and `cure` of all problems, by code.
@@ -137,53 +137,45 @@ def table_problems(
 
 
 def row_problems(
-    inventory: Inventory,
-    refused: Sequence[RefusedRows],
-    collisions: Collisions,
-    fills: Sequence[TableFill],
-    ids_hold: bool,
-    absent: Mapping[str, tuple[str, str]],
-    sampled: int,
+    inventory: Inventory, mapping: MappingResult, ids_hold: bool, absent: Mapping[str, tuple[str, str]]
 ) -> Iterator[Problem]:
     """Yield the problems that mapping the rows has shown.
 
     Args:
         inventory: the source.
-        refused: rows that cannot be mapped.
-        collisions: rows that share a key.
-        fills: what each table is filled with.
+        mapping: the result of mapping its rows.
         ids_hold: whether the ids of rows stay the same.
-        absent: properties that the declaration names and no row of `sampled` has: where, and what to do.
-        sampled: how many rows were searched for properties.
+        absent: properties that the declaration names and no sampled row has: where, and what to do.
     """
+    refused, collisions, sampled = mapping.refused, mapping.collisions, mapping.sampled_rows
     read = inventory.rows.at_least
     looked_at = "" if inventory.exact else f" of {read:,} looked at"
     for refused_rows in refused:
-        said = {
+        figures = {
             "field": refused_rows.field,
             "problem": refused_rows.problem,
             "code": refused_rows.code,
             "cure": refused_rows.cure,
         }
         about = f"{counted(refused_rows.rows, 'row')}{looked_at}"
-        yield _problem("row-refused", refused_rows.rows, refused_rows.row_ids, about=about, **said)
-    told = {one.problem.rpartition(" ")[2] for one in refused if one.problem.startswith("no row has ")}
+        yield _problem("row-refused", refused_rows.rows, refused_rows.row_ids, about=about, **figures)
+    reported = {rows.problem.rpartition(" ")[2] for rows in refused if rows.problem.startswith("no row has ")}
     for name, (where, cure) in absent.items():
-        if name not in told:
+        if name not in reported:
             of = counted(sampled, "row") + ("" if sampled == read else " looked at")
             yield _problem("property-not-found", where=where, name=name, of=of, cure=cure)
-    if collisions.keys:
+    if collisions is not None and collisions.keys:
         first = [row_id for group in collisions.first for row_id in group.row_ids]
         which = "source" if collisions.exact else "sampled"
-        said = {"which": which, "keys": counted(collisions.keys, "target key")}
-        yield _problem("collision", collisions.rows, first[:NAMED_ROWS], **said)
+        figures = {"which": which, "keys": counted(collisions.keys, "target key")}
+        yield _problem("collision", collisions.rows, first[:NAMED_ROWS], **figures)
     if read == 0:
         yield _problem("source-empty", table=inventory.table)
     if not inventory.exact:
         yield _problem("sampled", read=read)
-    if not ids_hold and (refused or collisions.keys):
+    if not ids_hold and (refused or (collisions is not None and collisions.keys)):
         yield _problem("ids-not-kept")
-    for fill in fills:
+    for fill in mapping.fills:
         if fill.table_rows < WORTH_BATCHING_ROWS or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
             continue
         code = "batches-of-one" if fill.rows_per_batch < 1.05 else "thin-batches"
@@ -192,7 +184,7 @@ def row_problems(
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems, errors first, otherwise in the order they were found."""
-    return tuple(sorted(problems, key=lambda one: one.severity.place))
+    return tuple(sorted(problems, key=lambda problem: problem.severity.place))
 
 
 def _problem(code: str, rows: int = 0, row_ids: Sequence[str] = (), /, **values: object) -> Problem:

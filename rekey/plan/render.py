@@ -38,15 +38,15 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     errors = [problem for problem in migration.problems if problem.severity is Severity.ERROR]
     yield from _findings(errors, [advice for advice in migration.advice if advice.blocks])
     yield from _source(migration, plan)
-    fills = {fill.table: fill.describe() for fill in migration.fills}
+    fills = {fill.table: fill.describe() for fill in migration.mapping.fills}
     for target in migration.basis.targets:
-        made = "not looked at" if plan.offline else "will be made"
-        state = "holds rows" if target.holds_rows else "exists" if target.exists else made
+        missing = "not looked at" if plan.offline else "will be made"
+        state = "holds rows" if target.holds_rows else "exists" if target.exists else missing
         filled = f": {fills.pop(target.table)}" if target.table in fills else ""
         yield from _field("target", f"{target.table} ({state}){filled}")
     for name, filled in fills.items():  # rows of other kinds in a target table
         yield from _field("", f"{name}: {filled}")
-    if migration.estimate is not None and migration.mapped_rows:
+    if migration.estimate is not None and migration.mapping.mapped_rows:
         yield from _cost(migration.estimate, listed=requests)
     yield from _collisions(migration)
     yield ""
@@ -63,8 +63,8 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
             yield from wrapped(query.planned.describe(), first="    planned  ")
         yield ""
     others = [problem for problem in migration.problems if problem not in errors]
-    yield from _findings(others, [one for one in migration.advice if not one.blocks])
-    for refused in migration.refused:
+    yield from _findings(others, [advice for advice in migration.advice if not advice.blocks])
+    for refused in migration.mapping.refused:
         if refused.old_keys:  # they were asked for
             yield f"Rows refused with {refused.code} ({refused.field})"
             for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
@@ -107,9 +107,9 @@ def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
 
 def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
     storage, money = estimate.storage, estimate.money
-    longest = max(estimate.durations, key=lambda one: one.at_limits_s)
-    quickest = sum(one.at_targets_s for one in estimate.durations)
-    likely = sum(one.at_limits_s for one in estimate.durations)
+    longest = max(estimate.durations, key=lambda phase: phase.at_limits_s)
+    quickest = sum(phase.at_targets_s for phase in estimate.durations)
+    likely = sum(phase.at_limits_s for phase in estimate.durations)
     takes = _time(likely)
     if likely >= 1:
         takes = f"about {takes}, at best {_time(quickest)}"
@@ -132,10 +132,10 @@ def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
 
 
 def _collisions(migration: MigrationPlan) -> Iterator[str]:
-    collisions = migration.collisions
+    collisions, rows = migration.mapping.collisions, migration.mapping.mapped_rows
     if collisions is None:
         return
-    where = f"in {'all ' if migration.mapped_rows != 1 else ''}{counted(migration.mapped_rows, 'row')}"
+    where = f"in {'all ' if rows != 1 else ''}{counted(rows, 'row')}"
     yield from _field(
         "collisions", f"{collisions.keys:,} {where if collisions.exact else 'in the rows sampled'}"
     )
@@ -150,7 +150,7 @@ def _collisions(migration: MigrationPlan) -> Iterator[str]:
 
 def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield "Example rows" + ("" if plan.ids_hold else " (row ids are valid for this plan only)")
-    for example in migration.examples:
+    for example in migration.mapping.examples:
         old = f"  {_key(example.old_key)}" if example.old_key is not None else ""
         yield from wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
         for new in example.new_keys:
@@ -160,21 +160,21 @@ def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
 
 
 def _requests(estimate: Estimate, capture: str) -> Iterator[str]:
-    told = told_requests(estimate, capture)
-    rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told]
+    lines = requests_by_purpose(estimate, capture)
+    rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in lines]
     rows.append(("", "all", f"{estimate.requests_total:,}", ""))
     yield from table(("Phase", "requests", "count", "of kind"), rows, right={2})
     yield ""
 
 
-def told_requests(estimate: Estimate, capture: str) -> list[tuple[str, str, int, str]]:
+def requests_by_purpose(estimate: Estimate, capture: str) -> list[tuple[str, str, int, str]]:
     """Return phase, purpose, number and kinds of the requests; one line for each purpose in a phase."""
-    told: dict[tuple[str, str], dict[str, int]] = {}
+    by_purpose: dict[tuple[str, str], dict[str, int]] = {}
     for request in estimate.requests:
-        told.setdefault((request.phase, request.what), {})[request.kind.value] = request.count
+        by_purpose.setdefault((request.phase, request.what), {})[request.kind.value] = request.count
     return [
         (shown(phase, capture), what, sum(kinds.values()), ", ".join(kinds))
-        for (phase, what), kinds in told.items()
+        for (phase, what), kinds in by_purpose.items()
     ]
 
 
@@ -191,11 +191,16 @@ def money_lines(money: Money) -> list[tuple[str, str, str]]:
 
 def _durations(estimate: Estimate, capture: str) -> Iterator[str]:
     rows = [
-        (shown(one.phase, capture), _time(one.at_targets_s), _time(one.at_limits_s), one.at_limits_bound)
-        for one in estimate.durations
+        (
+            shown(phase.phase, capture),
+            _time(phase.at_targets_s),
+            _time(phase.at_limits_s),
+            phase.at_limits_bound,
+        )
+        for phase in estimate.durations
     ]
-    quickest = sum(one.at_targets_s for one in estimate.durations)
-    likely = sum(one.at_limits_s for one in estimate.durations)
+    quickest = sum(phase.at_targets_s for phase in estimate.durations)
+    likely = sum(phase.at_limits_s for phase in estimate.durations)
     rows.append(("all", _time(quickest), _time(likely), ""))
     yield from table(("Phase", "at best", "expected", "bound by"), rows, right={1, 2})
     yield from wrapped(
@@ -224,10 +229,10 @@ def _findings(problems: Sequence[Problem], advice: Sequence[Advice]) -> Iterator
         yield ""
 
 
-def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
+def advice_lines(found_advice: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
     """Yield advice in full, but one line each for advice on today's keys, which the migration replaces.
     `with_today`: that in full, too, because nothing is planned."""
-    for advice in found:
+    for advice in found_advice:
         if advice.today and not with_today and advice.waived is None:
             then = (
                 "; the planned keys fix this"

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 from rekey.core.plain import exclude, json_field, members, plain
@@ -367,30 +366,44 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MappingResult:
+    """The result of mapping the rows of the source."""
+
+    # Rows the mapping was tried on, those refused included.
+    mapped_rows: int = 0
+    # How many of them, drawn evenly, advice, bytes and examples come from.
+    sampled_rows: int = field(default=0, metadata=json_field("rows_looked_at"))
+    examples: tuple[Example, ...] = ()
+    # None when nothing could be mapped.
+    collisions: Collisions | None = None
+    refused: tuple[RefusedRows, ...] = ()
+    # The target tables, main first.
+    fills: tuple[TableFill, ...] = field(default=(), metadata=json_field("targets"))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a plan's plots show."""
+
+    portraits: tuple[Portrait, ...] = ()
+    # Of the source and the main target; empty where no key holds a moment.
+    loads: tuple[Load, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
     """The plan of one migration."""
 
     script_id: str
-    path: Path = field(metadata=exclude)
     # First line of the script's docstring.
     title: str
     basis: Basis
     # What the source holds; None when it does not exist.
     inventory: Inventory | None
-    # Rows the mapping was tried on, those refused included.
-    mapped_rows: int = 0
-    # How many of them, drawn evenly, advice, bytes and examples come from.
-    looked_at: int = field(default=0, metadata=json_field("rows_looked_at"))
-    examples: tuple[Example, ...] = ()
-    # None, as `estimate`, when nothing could be mapped.
-    collisions: Collisions | None = None
-    refused: tuple[RefusedRows, ...] = ()
-    # The target tables, main first.
-    fills: tuple[TableFill, ...] = field(default=(), metadata=json_field("targets"))
+    mapping: MappingResult = field(default_factory=MappingResult, metadata=json_field(flat=True))
+    # None when nothing could be mapped.
     estimate: Estimate | None = None
-    portraits: tuple[Portrait, ...] = ()
-    # Of the source and the main target; empty where no key holds a moment.
-    loads: tuple[Load, ...] = ()
+    figures: Figures = field(default_factory=Figures, metadata=json_field(flat=True))
     problems: tuple[Problem, ...]
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
@@ -400,18 +413,19 @@ class MigrationPlan:
     @property
     def sampled(self) -> str:
         """What was counted in some of the rows only; "": all were read."""
-        if self.looked_at == self.mapped_rows:
+        mapping = self.mapping
+        if mapping.sampled_rows == mapping.mapped_rows:
             return ""
-        rows = f"{self.looked_at:,} of {self.mapped_rows:,} rows"
+        rows = f"{mapping.sampled_rows:,} of {mapping.mapped_rows:,} rows"
         return f"advice, bytes and examples come from {rows}, drawn evenly"
 
     @property
     def rows_counted(self) -> str:
         """The rows that partitions were counted in: `all 2,000 rows`, `the 30,000 rows read`."""
-        rows = counted(self.portraits[0].rows if self.portraits else 0, "row")
+        rows = counted(self.figures.portraits[0].rows if self.figures.portraits else 0, "row")
         if self.inventory is None or not self.inventory.exact:
             return f"the {rows} read"
-        return f"{rows}, the refused ones left out" if self.refused else f"all {rows}"
+        return f"{rows}, the refused ones left out" if self.mapping.refused else f"all {rows}"
 
     @property
     def rows_weighted(self) -> str:
@@ -449,7 +463,7 @@ class GroupPlan:
     money: float | None = field(metadata=json_field(digits=6))
 
 
-def _summed(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:
+def _group_plan(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:
     costs = [plan.estimate for plan in plans if plan.estimate is not None]
     durations = [duration for cost in costs for duration in cost.durations]
     bills = [cost.money.batch_as_one + cost.money.storage for cost in costs if cost.money is not None]
@@ -485,7 +499,7 @@ class Plan:
             if migration.group:
                 members.setdefault(migration.group, []).append(migration)
         known = {name: plans for name, plans in members.items() if all(plan.estimate for plan in plans)}
-        return tuple(_summed(name, plans) for name, plans in known.items() if len(plans) > 1)
+        return tuple(_group_plan(name, plans) for name, plans in known.items() if len(plans) > 1)
 
     @property
     def exit_code(self) -> ExitCode:

@@ -76,8 +76,12 @@ class PlanOptions:
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
         """Return the options that a configuration gives; `how`: the others, or other ones."""
-        given = {"gates": config.gates, "prices": config.prices, "key_ranges": config.proxy.access.key_ranges}
-        return cls(**{"limits": config.rates, **given, **how})
+        options = {
+            "gates": config.gates,
+            "prices": config.prices,
+            "key_ranges": config.proxy.access.key_ranges,
+        }
+        return cls(**{"limits": config.rates, **options, **how})
 
 
 async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:

@@ -4,19 +4,18 @@ row is mapped by backfill's `Mapper`; advice, sizes, examples and plots come fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from operator import mul
-from typing import Self, TypeAlias
+from operator import add, mul
+from typing import Self, TypeVar
 
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
-from rekey.declaration.mapper import Made, Mapper
+from rekey.declaration.mapper import Mapper, TableRows, TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
-from rekey.mapping.rows import MappingRows, TargetKey, target_key
+from rekey.mapping.rows import MappingRows, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.plan.absent import explained, named_properties
@@ -24,12 +23,11 @@ from rekey.plan.advice.gather import Gatherer
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.packing import Filled, Packing
 from rekey.plan.portrait import Portrayer
-from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
+from rekey.plan.result import Example, MappingResult, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
-# The key of a source row, and the keys that it becomes.
-Mapped: TypeAlias = tuple[EntityKey, list[TargetKey]]
+T = TypeVar("T")
 
 EXAMPLES = 5
 FIRST_ROWS = 20
@@ -75,47 +73,103 @@ class RowSample:
         return round(weights.sum(mean * rows for mean, rows in zip(means, weights.read, strict=True)))
 
 
-class Survey:
-    """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager."""
+class Refusals:
+    """Counts the rows that the mapping refuses, by reason, with the keys of the first ones."""
 
-    def __init__(self, subject: Subject, mapper: Mapper, tables: TableService, options: PlanOptions) -> None:
-        """No request is sent here. Raises MachineFailed when there is no place for temporary files."""
-        self.subject, self.options = subject, options
-        migration = subject.declared.migration
-        self.labels = mapper.labels
-        self.rows = self.looked_at = 0
-        # Rows that the mapping does not refuse, for each part of the reading (`PARTS`); as `target_rows`, by
-        # target table.
-        self.mapped = [0 for _ in PARTS]
-        self.target_rows = [[0] * len(mapper.tables) for _ in PARTS]
-        self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.together)
-        self.gatherer = Gatherer(migration, mapper.map, prices=options.prices)
-        self.portrayer = Portrayer(migration)
-        # `together`: the numbers of the targets that are one table.
-        self._mapper, self.together = mapper, mapper.together
-        # Names a source row.
-        self._name = partial(subject.ids.short, migration.source)
-        self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
-        # To measure the size of mapping rows, with a made-up key that is not kept.
-        sealer = None
-        if migration.is_sealed:
+    def __init__(self) -> None:
+        self._by_reason: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+
+    def add(self, row: Row, refused: RowRefused) -> None:
+        reason = refused.code, refused.field
+        refusal, count, first = self._by_reason.get(reason, (refused, 0, []))
+        self._by_reason[reason] = refusal, count + 1, first
+        if len(first) < FIRST_ROWS:
+            first.append(key_of(row))
+
+    def by_frequency(self, row_id: Callable[[EntityKey], str], *, show_keys: bool) -> Iterator[RefusedRows]:
+        """Yield the refusals by reason, the most frequent first."""
+        for refused, count, first in sorted(self._by_reason.values(), key=lambda refusal: -refusal[1]):
+            ids, keys = tuple(map(row_id, first)), tuple(first) if show_keys else None
+            yield RefusedRows(refused.code, refused.field, refused.problem, refused.cure, count, ids, keys)
+
+
+class MappedCounts:
+    """Rows that were mapped, without refused ones, by part of the reading (`PARTS`).
+
+    Attributes:
+        source_rows: source rows.
+        target_rows: rows of each target table.
+    """
+
+    def __init__(self, tables: int) -> None:
+        self.source_rows = [0 for _ in PARTS]
+        self.target_rows = [[0] * tables for _ in PARTS]
+
+    def add(self, part: int, source_rows: int, target_rows: Sequence[int]) -> None:
+        self.source_rows[part] += source_rows
+        self.target_rows[part] = list(map(add, self.target_rows[part], target_rows))
+
+
+class BilledBytes:
+    """Mean bytes of target and mapping rows as the service bills them, by part of the reading (`PARTS`)."""
+
+    def __init__(self, subject: Subject, mapper: Mapper) -> None:
+        migration, sealer = subject.declared.migration, None
+        if migration.is_sealed:  # with a random key that is not kept: only sizes matter
             sealer = Sealer()
             sealer.use(new_data_key("0000-00"))
         self._mapping_rows = MappingRows(
             subject.declared.script_id, migration.source, mapper.tables, SafeIds(new_key()), sealer
         )
-        # For each part of the reading, the mean bytes of a row of each target table.
-        self._row_bytes: list[list[float]] = []
-        # For each part of the reading, the mean bytes of the mapping rows of a source row.
-        self._mapping_bytes: list[float] = []
-        self.examples: tuple[Example, ...] = ()
-        self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
-        # None until the survey is finished.
-        self.collisions = Collisions(0, 0, exact=False)
-        self._search = CollisionSearch()
+        self._tables = len(mapper.tables)
+        self._row_means: list[list[float]] = []
+        self._mapping_means: list[float] = []
+
+    def measure(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> None:
+        """Measure the rows of the next part of the reading."""
+        sizes: list[list[int]] = [[] for _ in range(self._tables)]
+        for _, target_rows in mapped:
+            for number, target in target_rows:
+                sizes[number].append(entity_bytes(target))
+        self._row_means.append(list(map(_mean, sizes)))
+        self._mapping_means.append(_mean([*self._mapping_sizes(evenly(mapped, MEASURED_ROWS))]))
+
+    def _mapping_sizes(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> Iterator[int]:
+        """Yield the bytes of the forward and the reverse mapping row of each source row."""
+        for row, target_rows in mapped:
+            with suppress(RowRefused):
+                key, targets = key_of(row), [target_key(*target_row) for target_row in target_rows]
+                forward = self._mapping_rows.forward_row(key, targets)
+                reverse = self._mapping_rows.reverse_row(key, targets[0].key)
+                yield entity_bytes(forward) + entity_bytes(reverse)
+
+    def of_target(self, number: int, counts: MappedCounts, weights: Weights) -> int:
+        """Return the bytes that the service will bill for the rows of a target table, by its number."""
+        rows, means = counts.target_rows, self._row_means
+        return round(weights.sum(means[part][number] * rows[part][number] for part in PARTS))
+
+    def of_mapping(self, counts: MappedCounts, weights: Weights) -> int:
+        """Return the bytes that the service will bill for the mapping rows of all source rows."""
+        return round(weights.sum(map(mul, self._mapping_means, counts.source_rows)))
+
+
+class Survey:
+    """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager."""
+
+    def __init__(self, subject: Subject, mapper: Mapper, tables: TableService, options: PlanOptions) -> None:
+        """No request is sent here. Raises MachineFailed when there is no place for temporary files."""
+        self.subject, self.mapper, self.options = subject, mapper, options
+        migration = subject.declared.migration
+        self.rows = 0
+        self.counts = MappedCounts(len(mapper.tables))
+        self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.co_located)
+        self.gatherer = Gatherer(migration, mapper.map, prices=options.prices)
+        self.portrayer = Portrayer(migration)
+        self.bytes = BilledBytes(subject, mapper)
         # Names of the properties that rows of the sample have.
-        self.there: set[str] = set()
-        self._named = named_properties(migration)
+        self.present: set[str] = set()
+        self._encoded_size = [tables.table(name).encoded_size for name in mapper.tables]
+        self._refusals, self._search = Refusals(), CollisionSearch()
 
     def __enter__(self) -> Self:
         return self
@@ -134,44 +188,37 @@ class Survey:
         self.rows += len(rows)
 
     def _take(self, rows: Sequence[Row], part: int) -> None:
-        [made] = self._mapper.map_tables(rows, self._refuse)
-        mapped = made[0].sources
-        digests, *_ = [self._search.take(number, *one) for number, one in enumerate(made)]
-        tables = [mapped, *(one.rows for one in made)]
-        today, *counts = [Counter([row[PARTITION_KEY] for row in of_table]) for of_table in tables]
+        [targets] = self.mapper.map_tables(rows, self._refusals.add)
+        mapped = targets[0].sources
+        digests, *_ = [self._search.take(number, *target) for number, target in enumerate(targets)]
+        tables = [mapped, *(target.rows for target in targets)]
+        today, *counts = [Counter([row[PARTITION_KEY] for row in table]) for table in tables]
         self.portrayer.count(part, tables, [today, *counts])
-        self.mapped[part] += len(mapped)
-        met = self.target_rows[part]
-        self.target_rows[part] = [rows + len(one.rows) for rows, one in zip(met, made, strict=True)]
+        self.counts.add(part, len(mapped), [len(target.rows) for target in targets])
         if self.packing.open:
-            unit = self._rows_together(made)
-            filled = []
-            for number, (partitions, one) in enumerate(zip(counts, made, strict=True)):
-                sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row in one.rows[::SIZED]]
-                filled.append(Filled(partitions, _mean(sizes), unit if number in self.together else 1.0))
+            co_located, filled = self._rows_per_transaction(targets), []
+            for number, (partitions, target) in enumerate(zip(counts, targets, strict=True)):
+                sizes = [
+                    self._encoded_size[number](Operation(Verb.INSERT, row)) for row in target.rows[::SIZED]
+                ]
+                unit = co_located if number in self.mapper.co_located else 1.0
+                filled.append(Filled(partitions, _mean(sizes), unit))
             # Ids are digests, too: any digests show how mapping rows spread over 32 partitions a direction.
             joined = b"".join([digest[:2] for digest in digests])
             spread = Counter(joined[::2].translate(_FORWARD) + joined[1::2].translate(_REVERSE))
             wire_bytes = round(len(rows) * _mean(list(map(row_bytes, rows[::SIZED]))))
             self.packing.page(len(rows), wire_bytes, filled, Filled(spread))
 
-    def _rows_together(self, made: Sequence[Made]) -> float:
+    def _rows_per_transaction(self, targets: Sequence[TableRows]) -> float:
         """Return how many rows of the main target's table a source row gives one partition, on average."""
         partitions = Counter(
             (id(source), row[PARTITION_KEY])
-            for number in self.together
-            for row, source in zip(*made[number], strict=True)
+            for number in self.mapper.co_located
+            for row, source in zip(*targets[number], strict=True)
         )
         return _mean(list(partitions.values())) or 1.0
 
-    def _refuse(self, row: Row, refused: RowRefused) -> None:
-        reason = refused.code, refused.field
-        refusal, count, first = self._refused.get(reason, (refused, 0, []))
-        self._refused[reason] = refusal, count + 1, first
-        if len(first) < FIRST_ROWS:
-            first.append(key_of(row))
-
-    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> None:
+    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> MappingResult:
         """End the survey: evaluate the sample, and find collisions among all rows taken.
 
         Args:
@@ -179,73 +226,53 @@ class Survey:
             exact: every row of the source was taken.
         """
         self.packing.end(whole=exact)
-        mappable: list[Mapped] = []
+        mappable: list[tuple[Row, Sequence[TargetRow]]] = []
         for rows in sample:
-            self.looked_at += len(rows)
-            self.there.update(*rows)
-            sizes: list[list[int]] = [[] for _ in self.labels]
-            found: list[Mapped] = []
-            for row, mapped in self._mapper.map_all(rows, lambda *_: None):
+            self.present.update(*rows)
+            mapped: list[tuple[Row, Sequence[TargetRow]]] = []
+            for row, target_rows in self.mapper.map_all(rows, lambda *_: None):
                 with suppress(RowRefused):
-                    self.gatherer.take(row, mapped)
-                    found.append((key_of(row), [target_key(*target_row) for target_row in mapped]))
-                    for number, target in mapped:
-                        sizes[number].append(entity_bytes(target))
-            self._row_bytes.append(list(map(_mean, sizes)))
-            self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
-            mappable += found
-        self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
-        self.collisions = self._search.finish(
-            self.labels, self._name, exact=exact, show_keys=self.options.show_keys
+                    self.gatherer.take(row, target_rows)
+                    mapped.append((row, target_rows))
+            self.bytes.measure(mapped)
+            mappable += mapped
+        show_keys, sampled = self.options.show_keys, sum(map(len, sample))
+        absent = self.absent if sampled else {}
+        return MappingResult(
+            mapped_rows=self.rows,
+            sampled_rows=sampled,
+            examples=tuple(self._example(*entry) for entry in evenly(mappable, EXAMPLES)),
+            collisions=self._search.finish(
+                self.mapper.labels, self._row_id, exact=exact, show_keys=show_keys
+            ),
+            refused=tuple(
+                explained(refused, self.rows, absent, self.present)
+                for refused in self._refusals.by_frequency(self._row_id, show_keys=show_keys)
+            ),
         )
 
-    def _measured(self, mapped: Iterable[Mapped]) -> Iterator[int]:
-        """Yield the bytes of the forward and the reverse mapping row of each source row."""
-        for key, targets in mapped:
-            with suppress(RowRefused):
-                forward = self._mapping_rows.forward_row(key, targets)
-                reverse = self._mapping_rows.reverse_row(key, targets[0].key)
-                yield entity_bytes(forward) + entity_bytes(reverse)
+    def _row_id(self, key: EntityKey) -> str:
+        return self.subject.ids.short(self.subject.declared.migration.source, key)
 
-    def _example(self, key: EntityKey, targets: Sequence[TargetKey]) -> Example:
+    def _example(self, row: Row, target_rows: Sequence[TargetRow]) -> Example:
         shown, new_keys = self.options.show_keys, []
-        for target in targets:
-            row_id = self.subject.ids.short(self._mapper.tables[target.table], target.key)
-            units = utf16_units(target.partition), utf16_units(target.row)
-            new_keys.append(NewKey(self.labels[target.table], row_id, *units, target.key if shown else None))
-        return Example(self._name(key), key if shown else None, tuple(new_keys))
-
-    def stored_bytes(self, number: int, weights: Weights) -> int:
-        """Return the bytes that the service will bill for the rows of a target table, by its number."""
-        rows, means = self.target_rows, self._row_bytes
-        return round(weights.sum(means[part][number] * rows[part][number] for part in PARTS))
-
-    def mapping_bytes(self, weights: Weights) -> int:
-        """Return the bytes that the service will bill for the mapping rows of all source rows."""
-        return round(weights.sum(map(mul, self._mapping_bytes, self.mapped)))
-
-    @property
-    def refused(self) -> tuple[RefusedRows, ...]:
-        """The refusals by reason, the most frequent first."""
-        refused = []
-        for row_refused, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
-            ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
-            rows = RefusedRows(
-                row_refused.code, row_refused.field, row_refused.problem, row_refused.cure, count, ids, keys
-            )
-            refused.append(explained(rows, self.rows, self.absent, self.there))
-        return tuple(refused)
+        for table, target in target_rows:
+            key = key_of(target)
+            row_id = self.subject.ids.short(self.mapper.tables[table], key)
+            units = utf16_units(key.partition), utf16_units(key.row)
+            new_keys.append(NewKey(self.mapper.labels[table], row_id, *units, key if shown else None))
+        return Example(self._row_id(key_of(row)), key_of(row) if shown else None, tuple(new_keys))
 
     @property
     def absent(self) -> dict[str, str]:
         """The properties that the declaration names and no row of the sample has; and where."""
-        named = self._named if self.looked_at else {}
-        return {name: where for name, where in named.items() if name not in self.there}
+        named = named_properties(self.subject.declared.migration)
+        return {name: where for name, where in named.items() if name not in self.present}
 
 
-def _some(mapped: Sequence[Mapped], most: int) -> Sequence[Mapped]:
-    """Return at most so many, drawn evenly."""
-    return mapped[:: -(-len(mapped) // most) or 1]
+def evenly(values: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most `most` of the values, drawn evenly."""
+    return values[:: -(-len(values) // most) or 1]
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -15,7 +15,7 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import MAX_ROUNDS, version_of
 from rekey.protocol.replicas import Rows, difference
 from rekey.tables.base import Operation, Table, TableWrapper
-from rekey.verify.context import RecheckPolicy, ReconcileContext
+from rekey.verify.context import MappedRows, RecheckPolicy, ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 
@@ -57,21 +57,19 @@ def index_context(
     async def keep(table: int, row: Row, _main_key: EntityKey | None) -> None:
         await keep_removed(table, row, None)
 
-    names = {name: getattr(base, name) for name in _TAKEN}
     return IndexContext(
         source=TableWrapper(main),
         targets=[main, *indexes],
         mapper=mapper,
-        owner=itself,
-        authority_is_target=True,  # so a repair deletes no main row
-        propagate=mender.mend,
-        keep_removed=keep,
+        ids=base.ids,
+        rows=MappedRows(owner=itself, propagate=mender.mend, keep_removed=keep),
+        folder=base.folder,
+        reads=base.reads,
         recheck=RecheckPolicy(delay_s=RECHECK_S),
-        **names,
+        clock=base.clock,
+        keys=base.keys,
+        authority_is_target=True,  # so a repair deletes no main row
     )
-
-
-_TAKEN = ("ids", "keys", "folder", "advance", "stop", "concurrency", "scans", "ahead", "take", "clock")
 
 
 async def compare_indexes(ctx: IndexContext, *, repair: bool = False) -> FullReport:

@@ -40,10 +40,10 @@ from rekey.status.facts import (
     verification_problem,
 )
 from rekey.tables.allowance import while_allowed
-from rekey.verify.context import Keys, ReconcileContext, never
+from rekey.verify.bucket_digests import Partial
+from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
-from rekey.verify.sums import Partial
 
 _LOOK_S = 1.0
 # Fact: the service's time before the last repairing comparison read its first row.
@@ -55,7 +55,7 @@ def context(
     control: ControlPhase,
     advance: Advance,
     *,
-    brings: bool = False,
+    propagate_first: bool = False,
     since: str | None = None,
     keys: Keys | None = None,
 ) -> ReconcileContext:
@@ -65,7 +65,7 @@ def context(
         run: the migration.
         control: the control phase, which says which side is the authority.
         advance: called with the number of rows as they are read.
-        brings: propagate rows that differ, and compare them again (capture "delta").
+        propagate_first: propagate rows that differ, and compare them again (capture "delta").
         since: the service's time after which changes are left to a later pass; None: that of the last pass.
         keys: takes the keys of rows that the report names.
     """
@@ -82,22 +82,26 @@ def context(
         targets=run.targets,
         mapper=run.mapper,
         ids=run.ids,
-        owner=run.propagator.owner_of,
-        propagate=run.reverse.propagate if from_target else run.propagator.propagate,
-        keep_removed=RemovedRows(run.mapping).keep,
-        keys=keys,
+        rows=MappedRows(
+            owner=run.propagator.owner_of,
+            propagate=run.reverse.propagate if from_target else run.propagator.propagate,
+            in_flight=never if run.is_delta else InFlight(run),
+            pending=pending if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
+            keep_removed=RemovedRows(run.mapping).keep,
+        ),
         folder=Path(tempfile.gettempdir()),
-        advance=advance,
-        stop=run.check,
-        in_flight=never if run.is_delta else InFlight(run),
-        pending=pending if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
-        brings=brings,
-        authority_is_target=from_target,
-        concurrency=run.config.limits.concurrency,
-        scans=2 * run.config.limits.scans,  # all that the account allows is for reading
-        ahead=run.share == 1 and not run.copier.throttle.has_rates,
-        take=_within_share(run),
+        reads=RowReads(
+            concurrency=run.config.limits.concurrency,
+            scans=2 * run.config.limits.scans,  # all that the account allows is for reading
+            prefetch=run.share == 1 and not run.copier.throttle.has_rates,
+            wait=_within_share(run),
+            advance=advance,
+            stop=run.check,
+        ),
         clock=run.clock,
+        keys=keys,
+        propagate_first=propagate_first,
+        authority_is_target=from_target,
     )
 
 
@@ -120,7 +124,7 @@ def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[N
 
 
 async def verify_full(
-    run: Run, *, repair: bool = False, brings: bool = False, keys: Keys | None = None
+    run: Run, *, repair: bool = False, propagate_first: bool = False, keys: Keys | None = None
 ) -> FullReport:
     """Compare everything, from the stored digests of a verification that was cut off where they still apply,
     and record the result.
@@ -128,14 +132,15 @@ async def verify_full(
     Args:
         run: the migration.
         repair: repair stable divergences.
-        brings: propagate rows that differ, and compare them again (capture "delta", without workers). While
-            writers may run the watermark moves to the time before the first row was read.
+        propagate_first: propagate rows that differ, and compare them again (capture "delta", without
+            workers). While writers may run the watermark moves to the time before the first row was read.
         keys: takes the keys of rows that the report names.
 
     Raises:
-        Refused: with `repair` or `brings`: the authority is empty, and the other side is not.
-        Collision, RowRefused: with `brings`: of a row that cannot be propagated.
-        TooMany: with `brings`: too many rows differ to propagate them one by one; nothing was recorded.
+        Refused: with `repair` or `propagate_first`: the authority is empty, and the other side is not.
+        Collision, RowRefused: with `propagate_first`: of a row that cannot be propagated.
+        TooMany: with `propagate_first`: too many rows differ to propagate them one by one; nothing was
+            recorded.
     """
     row = await run.control.read()
     control = ControlPhase.SOURCE if row is None else row.phase
@@ -148,7 +153,7 @@ async def verify_full(
         # Whoever changed the rows may have been killed with a request in flight, which takes effect after
         # this read.
         await until_quiet(run)
-    if repair or brings:
+    if repair or propagate_first:
         sides = run.source, run.targets[0]
         await require_rows(
             run, *(sides[::-1] if not run.is_delta and authority(control) == TARGET else sides)
@@ -158,15 +163,15 @@ async def verify_full(
     # Stored digests continue only where new ones would mean the same: never across a move or from before a
     # freeze.
     made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}
-    made_under |= {"followed": followed, **({"brings": True} if brings else {})}
+    made_under |= {"followed": followed, **({"brings": True} if propagate_first else {})}
     made_under |= {"change": change_id} if change_id else {}
     basis = json.dumps(made_under, sort_keys=True)
     work = _resumed(run, basis)
-    writers_run = brings and control is ControlPhase.DUAL_WRITE
+    writers_run = propagate_first and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    label, done = "compare" if brings else "verify", 0 if work is None else _rows_read(work)
+    label, done = "compare" if propagate_first else "verify", 0 if work is None else _rows_read(work)
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
-        ctx = context(run, control, advance, brings=brings, since=since, keys=keys)
+        ctx = context(run, control, advance, propagate_first=propagate_first, since=since, keys=keys)
         comparing = full(
             _marked(run, ctx) if repair else ctx,
             partial=work,
@@ -212,13 +217,13 @@ def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
 
     async def propagate(source_key: EntityKey) -> object:
         await mark()
-        return await ctx.propagate(source_key)
+        return await ctx.rows.propagate(source_key)
 
     async def keep_removed(table: int, row: Row, source_key: EntityKey | None) -> None:
         await mark()
-        await ctx.keep_removed(table, row, source_key)
+        await ctx.rows.keep_removed(table, row, source_key)
 
-    return replace(ctx, propagate=propagate, keep_removed=keep_removed)
+    return replace(ctx, rows=replace(ctx.rows, propagate=propagate, keep_removed=keep_removed))
 
 
 def rows_to_read(run: Run) -> int | None:
@@ -288,7 +293,7 @@ def record(run: Run, report: FullReport) -> None:
             rows_source=report.source_rows,
             rows_target=report.target_rows,
             divergences=wrong(report),
-            transient=report.found.transient,
+            transient=report.differences.transient,
             report=report.as_json(),
         ),
     )
@@ -297,7 +302,7 @@ def record(run: Run, report: FullReport) -> None:
 
 def wrong(report: FullReport) -> int:
     """Return how many rows differ, stable or unsettled, or buckets that no row explains; 0: clean."""
-    return report.found.stable + report.found.unsettled + report.unexplained
+    return report.differences.stable + report.differences.unsettled + report.unexplained
 
 
 # --- what the last one says to the gates -------------------------------------------------------------------
@@ -328,7 +333,7 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
             index_context(reconcile_context, RemovedRows(run.mapping).keep), repair=repair
         )
     run.state.audit("index-verification", run.script_id, report.as_json())
-    figures = {"at": report.finished_at, "divergences": report.found.stable}
+    figures = {"at": report.finished_at, "divergences": report.differences.stable}
     run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(figures))
     return report
 

@@ -23,10 +23,10 @@ from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.state.models import Segment
 from rekey.tables.split import find_middle
+from rekey.verify.bucket_digests import SOURCE, BucketDigests, Part, Partial
 from rekey.verify.context import ReconcileContext
+from rekey.verify.first_pass import CHECKPOINT_ROWS, Checkpoint
 from rekey.verify.full import Record, worth_reading
-from rekey.verify.summing import CHECKPOINT_ROWS, Checkpoint
-from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
 
 S = TypeVar("S")
 
@@ -107,7 +107,7 @@ class Workers:
 
     # --- comparing --------------------------------------------------------------------------------------
 
-    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
+    async def add_digests(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
         """Read what is left of `work` and add it to its digests."""
         left = [part for part in work.parts if not part.done]
         if not left:
@@ -125,7 +125,7 @@ class Workers:
         whole = await self._compare(job, left)
         checkpoint(work)
         if not whole:
-            ctx.stop()
+            ctx.reads.stop()
 
     async def spill_rows(
         self,
@@ -139,12 +139,12 @@ class Workers:
         def received(_piece: Part, result: Result) -> None:
             for record in unsealed(self.keys, result):
                 spill.put(record)
-            ctx.advance(result.rows)
+            ctx.reads.advance(result.rows)
 
         job = _Reading(self, ctx, TaskKind.FIND, received, buckets=packed_buckets(differing))
         again = [Part(part.table, part.within) for part in worth_reading(parts, differing, ctx.mapper)]
         if not await self._compare(job, again):
-            ctx.stop()
+            ctx.reads.stop()
 
     async def _compare(self, job: _Reading, parts: list[Part]) -> bool:
         async with self.pool:
@@ -263,7 +263,7 @@ class _Reading(Job[Part]):
 def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result) -> None:
     """Add a slice's digests to those of a comparison. Raises ValueError when they were not asked for."""
     try:
-        digests = {name: BucketSums.from_packed(packed) for name, packed in result.sums.items()}
+        digests = {name: BucketDigests.from_packed(packed) for name, packed in result.sums.items()}
     except StateUnusable:
         raise ValueError("not sums") from None
     if not digests:
@@ -281,4 +281,4 @@ def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result)
         work.source_rows += result.rows
         work.refused += result.counters.get("refused", 0)
     work.was_read(piece.table, result.rows, ctx.now())
-    ctx.advance(result.rows)
+    ctx.reads.advance(result.rows)

@@ -1,5 +1,5 @@
-"""The context of a verification: the tables, the mapping, and how to find the owner of a row. The functions
-of this package depend on it alone, so that they behave alike in a phase, a command and a test."""
+"""The context of a verification: tables, mapping, and access to the migration's rows. The functions of this
+package depend on it alone, so that they behave alike in a phase, a command and a test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rekey.declaration.mapper import Mapper
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.tables.base import Page, Table
 from rekey.tables.kinds import whole
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.report import LISTED
-from rekey.verify.sums import SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ async def keep_nothing(_table: int, _row: Row, _source_key: EntityKey | None) ->
     """Do nothing: the default of `keep_removed`."""
 
 
-# Tables and keys of rows, by safe id.
+# Table and key of a row, by safe id.
 Keys = dict[str, tuple[str, EntityKey]]
-# A divergence names three rows at most, and the first `LISTED` divergences are listed.
+# A divergence names at most three rows.
 _MOST_KEYS = 3 * LISTED
 
 
@@ -54,8 +54,47 @@ def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
     return (table.name, first) if first == last else None
 
 
-async def at_once(_table: str, _rows: int, _partition: Hashable | None) -> None:
-    """Return without waiting: the default of `take`."""
+async def read_at_once(_table: str, _rows: int, _partition: Hashable | None) -> None:
+    """Return without waiting: the default of `RowReads.wait`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedRows:
+    """What the migration knows about a source key, and does for it."""
+
+    # Returns the source key that owns a main target key by the mapping table, or None.
+    owner: Callable[[EntityKey], Awaitable[EntityKey | None]] = field(repr=False)
+    # Makes the replicas of one source key equal to the authority.
+    propagate: Callable[[EntityKey], Awaitable[object]] = field(repr=False)
+    # Tells whether the journal holds an intent for a source key: then a difference does not count yet.
+    in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    # Tells whether a later pass is due to repair a difference of a source key (capture "delta"): it is
+    # counted separately and not waited for.
+    pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    # Stores a target row (table number, row, source key if known) before repair removes it.
+    keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]] = field(
+        default=keep_nothing, repr=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReads:
+    """How fast tables are read, and who is told about it."""
+
+    # Point reads, and scans for rows, in flight at a time.
+    concurrency: int = 16
+    # Parts of tables read at a time for their digests.
+    scans: int = 8
+    # Fetch a part's next page while one is worked on. Off under rate limits, where a page would be requested
+    # before the partition's rate allows for it.
+    prefetch: bool = True
+    # Waits until the rates allow for so many more rows of a table and a partition (None: of several); called
+    # for every page.
+    wait: Callable[[str, int, Hashable | None], Awaitable[None]] = field(default=read_at_once, repr=False)
+    # Called with how many more rows were read, also with 0.
+    advance: Advance = field(default=lambda _rows: None, repr=False)
+    # Raises Interrupted when the work must end; called between pages and rounds.
+    stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,45 +106,20 @@ class ReconcileContext:
     targets: Sequence[Table]
     mapper: Mapper
     ids: SafeIds
-    # Returns the source key that owns a main target key by the mapping table, or None.
-    owner: Callable[[EntityKey], Awaitable[EntityKey | None]] = field(repr=False)
-    # Makes the replicas of one source key equal to the authority (for repair and `brings`).
-    propagate: Callable[[EntityKey], Awaitable[object]] = field(repr=False)
-    # Where a private folder for temporary files is made.
+    rows: MappedRows
+    # Where a private folder for temporary files is created.
     folder: Path
-    # Called with how many more rows were read, also with 0.
-    advance: Advance = field(default=lambda _rows: None, repr=False)
-    # Raises Interrupted when the work shall end; called between pages and rounds.
-    stop: Callable[[], None] = field(default=lambda: None, repr=False)
-    # Tells whether the journal holds an intent for a source key: then a difference does not count yet.
-    in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
-    # Tells whether a later pass is due to repair a difference of a source key (capture "delta"): it is
-    # counted apart and not waited for.
-    pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
-    # Stores a target row (table number, row, source key if known) before repair removes it.
-    keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]] = field(
-        default=keep_nothing, repr=False
-    )
-    # Takes the keys of rows that reports name; None: not asked for.
+    reads: RowReads = field(default_factory=RowReads)
+    recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
+    clock: Clock = field(default_factory=SystemClock, repr=False)
+    # Receives the keys of rows that reports name; None: not requested.
     keys: Keys | None = field(default=None, repr=False)
     # Propagate the source keys of all differing rows before they are observed (capture "delta": nothing else
     # writes to the targets).
-    brings: bool = False
+    propagate_first: bool = False
     # True from cutover on: the source is read first, then the target. Copies of the source's Timestamp are
     # not compared, since writing back gives the source row another one.
     authority_is_target: bool = False
-    # Point reads, and scans that look for rows, in flight at a time.
-    concurrency: int = 16
-    # Parts of tables read at a time for their digests.
-    scans: int = 8
-    # Fetch a part's next page while one is worked on. Not under rates: a partition would be asked for a page
-    # that its rate has no room for.
-    ahead: bool = True
-    # Waits until so many rows of a table and a partition (None: of several) may be read; called for every
-    # page.
-    take: Callable[[str, int, Hashable | None], Awaitable[None]] = field(default=at_once, repr=False)
-    recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
-    clock: Clock = field(default_factory=SystemClock, repr=False)
 
     def now(self) -> str:
         """Return the clock's time, UTC, as the service writes it."""
@@ -135,18 +149,18 @@ class ReconcileContext:
         """Return the properties of target `table` that are not compared."""
         return self.mapper.timestamp_copies[table] if self.authority_is_target else frozenset()
 
-    async def taken(self, table: Table, page: Page) -> None:
+    async def count_page(self, table: Table, page: Page) -> None:
         """Count a page against the rates, and wait until they allow for it."""
         if page.rows:
-            await self.take(table.name, len(page.rows), partition_of(table, page.rows))
+            await self.reads.wait(table.name, len(page.rows), partition_of(table, page.rows))
 
     def source_id(self, key: EntityKey) -> str:
-        return self._named(self.source.name, key)
+        return self._row_id(self.source.name, key)
 
     def target_id(self, table: int, key: EntityKey) -> str:
-        return self._named(self.targets[table].name, key)
+        return self._row_id(self.targets[table].name, key)
 
-    def _named(self, table: str, key: EntityKey) -> str:
+    def _row_id(self, table: str, key: EntityKey) -> str:
         row_id = self.ids.short(table, key)
         if self.keys is not None and len(self.keys) < _MOST_KEYS:
             self.keys[row_id] = (table, key)

@@ -13,9 +13,9 @@ from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
-from rekey.verify.sums import SOURCE
 
 # How many source partitions a report names, the largest.
 LARGEST = 20
@@ -50,12 +50,12 @@ class Tally(Spill[_Tallied]):
         """Yield every partition once, with its rows on both sides."""
         self._move()
         for group in self.groups():
-            together: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+            totals: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
             for table, partition, expected, actual in group:
-                counts = together[table, partition]
+                counts = totals[table, partition]
                 counts[0] += expected
                 counts[1] += actual
-            for (table, partition), (expected, actual) in together.items():
+            for (table, partition), (expected, actual) in totals.items():
                 yield table, partition, expected, actual
 
     def _move(self) -> None:
@@ -90,7 +90,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
     findings.
 
     Raises:
-        Interrupted: `ctx.stop` raised it.
+        Interrupted: `ctx.reads.stop` raised it.
         ServiceError: a table could not be read. A count changes nothing.
         MachineFailed: the disk is full.
     """
@@ -126,13 +126,13 @@ async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _P
             await _count_source(ctx, counted, tally)
             return
         async for page in ctx.whole(table).scan(select=(PARTITION_KEY,)):
-            ctx.stop()
+            ctx.reads.stop()
             for row in page.rows:
                 tally.add(ctx.mapper.number_of(table, row), row[PARTITION_KEY], actual=1)
-            ctx.advance(len(page.rows))
+            ctx.reads.advance(len(page.rows))
 
     with Tally(ctx.folder) as tally:
-        await for_each((SOURCE, *ctx.mapper.read_once), read, limit=ctx.concurrency)
+        await for_each((SOURCE, *ctx.mapper.read_once), read, limit=ctx.reads.concurrency)
         for table, partition, expected, actual in tally.totals():
             counted.expected[table] += expected
             counted.actual[table] += actual
@@ -147,7 +147,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
     partition, rows = None, 0
     # Whole rows: the number of index rows depends on their content.
     async for page in ctx.source.scan():
-        ctx.stop()
+        ctx.reads.stop()
         for row in page.rows:
             if row[PARTITION_KEY] != partition:
                 if partition is not None:
@@ -162,7 +162,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
             for table, target in mapped:
                 tally.add(table, target[PARTITION_KEY], expected=1)
         counted.source_rows += len(page.rows)
-        ctx.advance(len(page.rows))
+        ctx.reads.advance(len(page.rows))
     if partition is not None:
         counted.partition_ends(partition, rows)
 

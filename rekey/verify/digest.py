@@ -18,7 +18,7 @@ import orjson
 from rekey.core import edm
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 
-# Buckets per table: 3,000,000 rows give 183 rows a bucket, and the sums take about 2 MB per table.
+# Buckets per table: 3,000,000 rows give 183 rows a bucket, and the digests take about 2 MB per table.
 BUCKETS = 1 << 14
 BUCKET_MASK = BUCKETS - 1
 DIGEST_BYTES = 16
@@ -43,10 +43,10 @@ def buckets_of(rows: Sequence[Row]) -> list[int]:
         partition: crc32(f"{partition}\0".encode("utf-8", "surrogatepass")) for partition in set(partitions)
     }
     try:
-        sums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
+        checksums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
     except UnicodeEncodeError:
         return list(map(bucket_of, partitions, keys))
-    return [one & BUCKET_MASK for one in sums]
+    return [checksum & BUCKET_MASK for checksum in checksums]
 
 
 NOTHING: Set[str] = frozenset()
@@ -131,9 +131,9 @@ class Digester:
 def _hashed(messages: Iterable[bytes]) -> list[bytes]:
     begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # copying a fresh hash is cheaper
     digests = []
-    for one in messages:
+    for text in messages:
         hashing = begin_hash()
-        hashing.update(one)
+        hashing.update(text)
         digests.append(hashing.digest())
     return digests
 

@@ -14,13 +14,13 @@ from rekey.core.spill import Spill, hash_of
 from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import OnTop, on_top
+from rekey.verify.bucket_digests import SOURCE, Part, Partial, reported_digest
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester, bucket_of, content_digest
-from rekey.verify.repair import bring, repair_all
+from rekey.verify.first_pass import Checkpoint, add_digests, keep_nothing
+from rekey.verify.repair import propagate_all, repair_all
 from rekey.verify.report import Findings, FullReport, TableComparison, TableRead
-from rekey.verify.settle import Candidate, Collector, Found, Looked, Point, settle
-from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
-from rekey.verify.sums import SOURCE, Part, Partial, told_digest
+from rekey.verify.settle import Candidate, Collector, KeyedDivergence, Point, TrackedPoint, settle
 from rekey.verify.trace import MOST, Trace, group_of
 
 # One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on.
@@ -39,7 +39,7 @@ _SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _DIGEST, _SOURCE_PARTITION, _SOURCE_R
 class Reader(Protocol):
     """Reads the tables of a comparison outside this process: with workers."""
 
-    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
+    async def add_digests(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
         """Read the rest of the parts of `work` and add the rows to its digests."""
 
     async def spill_rows(
@@ -71,52 +71,53 @@ async def full(
         reader: reads the tables; None: this process.
 
     Raises:
-        Collision, RowRefused: with `ctx.brings`: of a row that cannot be propagated.
-        TooMany: more rows differ than are worth propagating one by one (`ctx.brings`); nothing changed.
-        Interrupted: `ctx.stop` raised it. The comparison can be resumed from the last checkpoint.
+        Collision, RowRefused: with `ctx.propagate_first`: of a row that cannot be propagated.
+        TooMany: with `ctx.propagate_first`: more rows differ than are worth propagating one by one; nothing
+            changed.
+        Interrupted: `ctx.reads.stop` raised it. The comparison can be resumed from the last checkpoint.
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
     # A trace does not cover rows read in an earlier sitting.
-    traces = ctx.brings and reader is None and not work.sitting
-    work.sit_down(ctx.now())
+    traces = ctx.propagate_first and reader is None and not work.sitting
+    work.begin_sitting(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
     findings, repaired, changed_between = Findings(), None, False
     with ExitStack() as stack:
         trace = stack.enter_context(Trace(ctx.folder)) if traces else None
         with patient_collector():
             if reader is None:
-                await sum_up(ctx, work, checkpoint=checkpoint, trace=trace)
+                await add_digests(ctx, work, checkpoint=checkpoint, trace=trace)
             else:
-                await reader.sum_up(ctx, work, checkpoint=checkpoint)
+                await reader.add_digests(ctx, work, checkpoint=checkpoint)
         differing = at_first = [expected.differing(actual) for expected, actual in sides]
         if work.refused or any(differing):
             stack.enter_context(on_top(OnTop.CHANGES))
             spilled = stack.enter_context(Spill[Record](ctx.folder, by_key))
             unmatched = stack.enter_context(Spill[Record](ctx.folder, by_content))
-            kept = stack.enter_context(Spill[Found](ctx.folder, _by_row))
-            again: Again | Reread
+            kept = stack.enter_context(Spill[KeyedDivergence](ctx.folder, _by_row))
+            changes: RereadRows | RereadBuckets
             if trace is not None:
-                again = await spill_left_over(ctx, trace, differing, spilled)
+                changes = await spill_left_over(ctx, trace, differing, spilled)
             else:
-                again = Reread(differing)
+                changes = RereadBuckets(differing)
                 read = spill_rows if reader is None else reader.spill_rows
                 await read(ctx, work.parts, differing, spilled)
             collector = Collector(ctx, kept if repair else None)
-            candidates = _candidates(spilled, unmatched, again)
+            candidates = _candidates(spilled, unmatched, changes)
             while portion := list(islice(candidates, MOST)):
-                if ctx.brings:
-                    collector.brought = await bring(ctx, portion)
+                if ctx.propagate_first:
+                    collector.propagated = await propagate_all(ctx, portion)
                 async for settled in settle(ctx, iter(portion)):
                     collector.take(settled)
-                    again.put_back(settled)
+                    changes.put_back(settled)
             findings = collector.findings()
             if repair:
                 repaired = await repair_all(ctx, kept)
-            again.change(work)
+            changes.change(work)
             differing = [expected.differing(actual) for expected, actual in sides]
-            changed_between = not again.exact
+            changed_between = not changes.exact
     return FullReport(
         started_at=work.begun_at,
         finished_at=ctx.now(),
@@ -138,10 +139,10 @@ async def full(
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
-        found=findings,
+        differences=findings,
         changed_between=changed_between,
         repair=repaired,
-        source_digest=told_digest(work.source),
+        source_digest=reported_digest(work.source),
         read=tuple(TableRead(ctx.table(read.table).name, *read[1:]) for read in work.reads.values()),
     )
 
@@ -153,7 +154,7 @@ class TooMany(Exception):
     """More rows differ than are worth propagating one by one."""
 
 
-class Changes:
+class DigestChanges:
     """Changes of a comparison's digests: rows of settled candidates, as last observed."""
 
     exact = True
@@ -161,7 +162,7 @@ class Changes:
     def __init__(self) -> None:
         self._changes: list[tuple[bool, int, EntityKey, bytes, int]] = []
 
-    def put_back(self, settled: Sequence[Looked]) -> None:
+    def put_back(self, settled: Sequence[TrackedPoint]) -> None:
         """Add the rows of a settled candidate again."""
         for check in settled:
             if check.point.table != SOURCE and check.before is not None:
@@ -178,7 +179,7 @@ class Changes:
             (work.expected if expected else work.actual)[table].change(key, digest, by)
 
 
-class Reread(Changes):
+class RereadBuckets(DigestChanges):
     """The digests of differing buckets, recomputed from the rows of the second pass and the candidates as
     last observed: so counts and digests of a report agree with its findings."""
 
@@ -201,24 +202,24 @@ class Reread(Changes):
         super().change(work)
 
 
-class Again(Changes):
-    """Rows taken out of a comparison's digests because they are compared again, and put back as last
-    observed: equal digests then still prove the tables equal."""
+class RereadRows(DigestChanges):
+    """Rows taken out of a comparison's digests to be compared again, and put back as last observed: equal
+    digests then still prove the tables equal."""
 
-    def take_out(self, one: Side, digest: bytes) -> None:
-        side, number, row, _ = one
-        self._changes.append((side == EXPECTED, number, key_of(row), digest, -1))
+    def take_out(self, side: Side, digest: bytes) -> None:
+        role, number, row, _ = side
+        self._changes.append((role == EXPECTED, number, key_of(row), digest, -1))
 
     def change(self, work: Partial) -> None:
-        """Apply the changes, unless a row changed between its readings: what the digests hold of it is not
-        known then, and they stay as first read."""
+        """Apply the changes, unless a row changed between its readings: its share of the digests is unknown
+        then, and they stay as first read."""
         if self.exact:
             super().change(work)
 
 
 async def spill_left_over(
     ctx: ReconcileContext, trace: Trace, differing: Sequence[frozenset[int]], spill: Spill[Record]
-) -> Again:
+) -> RereadRows:
     """Reread the pages with rows that have no equal on the other side, write these rows to `spill`, and
     return them, taken out of the digests.
 
@@ -237,52 +238,52 @@ async def spill_left_over(
     places: dict[tuple[int, KeyRange], dict[bytes, int]] = {}
     for number, odd in sorted(left_over.items()):
         places.setdefault(trace.page(number), {}).update(odd)
-    again = Again()
+    changes = RereadRows()
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
     digesters = list(map(Digester, ctx.mapper.tables, not_compared))
 
     async def read(place: tuple[int, KeyRange]) -> None:
         wanted = places[place]
         missed = set(wanted)
-        held: list[tuple[Side, bytes]] = []
-        async for one, digest in _read_sides(ctx, place, digesters):
+        others: list[tuple[Side, bytes]] = []
+        async for side, digest in _read_sides(ctx, place, digesters):
             if digest in wanted:
-                again.take_out(one, digest)
+                changes.take_out(side, digest)
                 missed.discard(digest)
             if not digest or digest in wanted:
-                spill.put(_record(one, not_compared, digest))
+                spill.put(_record(side, not_compared, digest))
             else:
-                held.append((one, digest))
-        # Of a row that is not there as first read, every row that may be it now is compared.
+                others.append((side, digest))
+        # A row that has changed since the first reading: compare every row of its bucket group.
         groups = {wanted[digest] for digest in missed}
         if groups:
-            again.exact = False
-            for one, digest in held:
-                if group_of(bucket_of(*key_of(one[2]))) in groups:
-                    spill.put(_record(one, not_compared, digest))
+            changes.exact = False
+            for side, digest in others:
+                if group_of(bucket_of(*key_of(side[2]))) in groups:
+                    spill.put(_record(side, not_compared, digest))
 
-    await for_each(places, read, limit=ctx.scans)
-    return again
+    await for_each(places, read, limit=ctx.reads.scans)
+    return changes
 
 
 async def _read_sides(
     ctx: ReconcileContext, place: tuple[int, KeyRange], digesters: Sequence[Digester]
 ) -> AsyncIterator[tuple[Side, bytes]]:
-    """Iterate over what rows of a range of a table stand for, each with its digest (b"": refused)."""
+    """Yield the sides that rows of a range of a table give, each with its digest (b"": refused)."""
     table = ctx.whole(place[0])
     async for page in table.scan(place[1]):
-        ctx.stop()
+        ctx.reads.stop()
         by_table: defaultdict[int, list[Side]] = defaultdict(list)
-        for one in _sides_of(place[0], page.rows, ctx.mapper):
-            by_table[one[1]].append(one)
-        for one in by_table.pop(SOURCE, ()):  # refused
-            yield one, b""
+        for side in _sides_of(place[0], page.rows, ctx.mapper):
+            by_table[side[1]].append(side)
+        for side in by_table.pop(SOURCE, ()):  # refused
+            yield side, b""
         for number, sides in by_table.items():
-            for one, digest in zip(
+            for side, digest in zip(
                 sides, digesters[number].digests([side[2] for side in sides]), strict=True
             ):
-                yield one, digest
-        await ctx.taken(table, page)
+                yield side, digest
+        await ctx.count_page(table, page)
 
 
 # --- the second pass: rows of differing buckets ----------------------------------------------------------
@@ -293,8 +294,8 @@ def by_key(record: Record) -> int:
     return hash_of(f"{record[_TABLE]}\0{record[_PARTITION]}\0{record[_ROW]}")
 
 
-def _by_row(found: Found) -> int:
-    divergence = found.divergence
+def _by_row(keyed: KeyedDivergence) -> int:
+    divergence = keyed.divergence
     return hash_of(f"{divergence.kind}{divergence.row_id}{divergence.source_id}")
 
 
@@ -306,7 +307,7 @@ def by_content(record: Record) -> int:
 def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], mapper: Mapper) -> list[Part]:
     """Return the parts to reread: those of the source, and of targets with differing buckets."""
     wanted = {SOURCE, *(number for number, buckets in enumerate(differing) if buckets)}
-    if wanted & mapper.together:
+    if wanted & mapper.co_located:
         wanted.add(0)
     return [part for part in parts if part.table in wanted]
 
@@ -321,13 +322,13 @@ async def spill_rows(
     async def read(part: Part) -> None:
         table = ctx.whole(part.table)
         async for page in table.scan(part.within):
-            ctx.stop()
+            ctx.reads.stop()
             for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
                 spill.put(record)
-            ctx.advance(len(page.rows))
-            await ctx.taken(table, page)
+            ctx.reads.advance(len(page.rows))
+            await ctx.count_page(table, page)
 
-    await for_each(worth_reading(parts, differing, ctx.mapper), read, limit=ctx.concurrency)
+    await for_each(worth_reading(parts, differing, ctx.mapper), read, limit=ctx.reads.concurrency)
 
 
 def records_of(
@@ -347,16 +348,16 @@ def records_of(
         differing: by target, the buckets whose digests differ.
     """
     digesters = list(map(Digester, mapper.tables, not_compared))
-    for one in _sides_of(table, rows, mapper):
-        side, number, row, _ = one
+    for entry in _sides_of(table, rows, mapper):
+        side, number, row, _ = entry
         if side == REFUSED:
-            yield _record(one, not_compared, b"")
+            yield _record(entry, not_compared, b"")
         elif bucket_of(*key_of(row)) in differing[number]:
-            yield _record(one, not_compared, *digesters[number].digests([row]))
+            yield _record(entry, not_compared, *digesters[number].digests([row]))
 
 
 def _sides_of(table: int, rows: Sequence[Row], mapper: Mapper) -> Iterator[Side]:
-    """Yield what rows of the source (`SOURCE`) or of a target stand for in a comparison."""
+    """Yield the sides that rows of the source (`SOURCE`) or of a target give."""
     if table != SOURCE:
         for row in rows:
             yield ACTUAL, mapper.number_of(table, row), row, None
@@ -370,22 +371,24 @@ def _sides_of(table: int, rows: Sequence[Row], mapper: Mapper) -> Iterator[Side]
         yield REFUSED, SOURCE, row, key_of(row)
 
 
-def _record(one: Side, not_compared: Sequence[frozenset[str]], digest: bytes) -> Record:
-    side, number, row, source = one
+def _record(entry: Side, not_compared: Sequence[frozenset[str]], digest: bytes) -> Record:
+    side, number, row, source = entry
     content = "" if side == REFUSED else content_digest(row, not_compared[number]).hex()
     return [side, number, *key_of(row), content, digest.hex(), *(source or ())]
 
 
-def _candidates(spilled: Spill[Record], unmatched: Spill[Record], changes: Changes) -> Iterator[Candidate]:
-    """Join the spilled records and yield the candidates to observe: `spilled` by key; what has no match, by
-    content in `unmatched`. `changes` is given the records that agree."""
+def _candidates(
+    spilled: Spill[Record], unmatched: Spill[Record], changes: DigestChanges
+) -> Iterator[Candidate]:
+    """Yield the candidates to observe: join `spilled` by key, and records without a match by content, in
+    `unmatched`. `changes` receives the records that agree."""
     for group in spilled.groups():
         yield from _join_keys(group, unmatched, changes)
     for group in unmatched.groups():
         yield from _join_contents(group)
 
 
-def _join_keys(group: list[Record], unmatched: Spill[Record], changes: Changes) -> Iterator[Candidate]:
+def _join_keys(group: list[Record], unmatched: Spill[Record], changes: DigestChanges) -> Iterator[Candidate]:
     expected: dict[tuple[int, str, str], list[Record]] = defaultdict(list)
     actual: dict[tuple[int, str, str], Record] = {}
     for record in group:

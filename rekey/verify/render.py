@@ -5,7 +5,15 @@ from __future__ import annotations
 from rekey.next_steps import after_findings, next_step
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
-from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, Outcome, SampleReport
+from rekey.verify.report import (
+    CountReport,
+    DifferenceKind,
+    Divergence,
+    Findings,
+    FullReport,
+    Outcome,
+    SampleReport,
+)
 
 # Divergences listed; the rest is counted. `--json` has up to 1,000.
 SHOWN = 20
@@ -40,11 +48,17 @@ def _full(report: FullReport) -> list[str]:
     lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(table_read.sitting > 1 for table_read in report.read):  # the verification was cut off and resumed
         sittings = [
-            (f"{one.sitting}", one.table, f"{one.rows:,}", one.begun_at[:19] + "Z", one.ended_at[:19] + "Z")
-            for one in report.read
+            (
+                str(read.sitting),
+                read.table,
+                f"{read.rows:,}",
+                f"{read.begun_at[:19]}Z",
+                f"{read.ended_at[:19]}Z",
+            )
+            for read in report.read
         ]
         lines += ["", *table(("sitting", "table", "rows", "read from", "to"), sittings, right={0, 2})]
-    lines += ["", *_reread(report), *_findings(report.found), ""]
+    lines += ["", *_reread(report), *_findings(report.differences), ""]
     if report.unexplained:
         buckets = counted(report.unexplained, "bucket")
         lines += wrapped(f"Counts or digests of {buckets} differ, and no row was found that does.")
@@ -60,7 +74,7 @@ def _full(report: FullReport) -> list[str]:
 
 def _reread(report: FullReport) -> list[str]:
     """Return what was reread because it differed on the first reading, and with what result."""
-    number, findings = sum(one.reread_buckets for one in report.tables), report.found
+    number, findings = sum(comparison.reread_buckets for comparison in report.tables), report.differences
     if not number:
         return []
     buckets = f"{counted(number, 'bucket')} differed and {'was' if number == 1 else 'were'} read again"
@@ -80,7 +94,7 @@ def _meaning(report: FullReport) -> list[str]:
     tables = counted(len({comparison.table for comparison in report.tables}), "table")
     if report.equal:
         return wrapped(f"Every row and every property of {tables} is as the source says.")
-    if report.found.pending:
+    if report.differences.pending:
         return wrapped(f"Every other row and property of {tables} is as the source says.")
     return wrapped(
         "No row was found that differs, but rows changed while they were read. Compare again when fewer"
@@ -88,24 +102,24 @@ def _meaning(report: FullReport) -> list[str]:
     )
 
 
-def _findings(found: Findings) -> list[str]:
-    kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
-    parts = [f"differences: {found.stable:,}" + (f", {kinds}" if kinds else "")]
-    parts[0] += f" ({found.transient:,} resolved on recheck)"
-    if found.brought:
-        parts.append(f"brought up to date: {found.brought:,}")
-    if found.pending:
-        parts.append(f"pending until the next pass: {found.pending:,}")
-    if found.unsettled:
-        parts.append(f"unsettled, kept changing: {found.unsettled:,}")
+def _findings(findings: Findings) -> list[str]:
+    kinds = ", ".join(f"{kind} {number:,}" for kind, number in findings.counts.items())
+    parts = [f"differences: {findings.stable:,}" + (f", {kinds}" if kinds else "")]
+    parts[0] += f" ({findings.transient:,} resolved on recheck)"
+    if findings.propagated:
+        parts.append(f"brought up to date: {findings.propagated:,}")
+    if findings.pending:
+        parts.append(f"pending until the next pass: {findings.pending:,}")
+    if findings.unsettled:
+        parts.append(f"unsettled, kept changing: {findings.unsettled:,}")
     lines = wrapped("; ".join(parts))
-    if found.listed:
+    if findings.listed:
         rows = [
             (each.kind.value, each.table, each.row_id or "-", each.source_id or "none", _what(each))
-            for each in found.listed[:SHOWN]
+            for each in findings.listed[:SHOWN]
         ]
         lines += ["", *table(("kind", "table", "row", "source row", "what"), rows)]
-        lines += _more(found.stable - len(rows))
+        lines += _more(findings.stable - len(rows))
     return lines
 
 
@@ -115,20 +129,20 @@ def _more(number: int) -> list[str]:
 
 def _what(divergence: Divergence) -> str:
     match divergence.kind:
-        case Kind.ALTERED:
+        case DifferenceKind.ALTERED:
             properties = divergence.properties
             shown = [f"{each.name} ({each.change.value})" for each in properties[:_PROPERTIES_SHOWN]]
             more = len(properties) - len(shown)
             return ", ".join(shown) + (f" and {more} more" if more else "")
-        case Kind.WRONG_KEY:
+        case DifferenceKind.WRONG_KEY:
             return f"stands at {divergence.stray_id}"
-        case Kind.REFUSED:
+        case DifferenceKind.REFUSED:
             return divergence.code
-        case Kind.EXTRA if divergence.source_id:
+        case DifferenceKind.EXTRA if divergence.source_id:
             return "its source row does not give it"
-        case Kind.EXTRA:
+        case DifferenceKind.EXTRA:
             return "no source row is known for it"
-        case Kind.COLLISION:
+        case DifferenceKind.COLLISION:
             other = divergence.other_id
             return (
                 f"source row {other} has the same target key" if other else "another source row has its key"
@@ -147,16 +161,16 @@ def _count(report: CountReport) -> list[str]:
     if report.refused_rows:
         lines += ["", f"source rows that the mapping refuses: {report.refused_rows:,}"]
     differing = [
-        (one.table, each.partition_id, f"{each.expected:,}", f"{each.actual:,}")
-        for one in report.tables
-        for each in one.listed
+        (count.table, each.partition_id, f"{each.expected:,}", f"{each.actual:,}")
+        for count in report.tables
+        for each in count.listed
     ][:SHOWN]
     if differing:
         lines += ["", *table(("table", "partition", "expected", "actual"), differing, right={2, 3})]
-    lines += _more(sum(one.differing for one in report.tables) - len(differing))
+    lines += _more(sum(count.differing for count in report.tables) - len(differing))
     if report.findings:
         return [*lines, ""]
-    if any(one.moving for one in report.tables):
+    if any(count.moving for count in report.tables):
         return [*lines, "", "Counts moved while counting: rows are being written. None differed twice alike."]
     return [*lines, "", "All counts agree. (A count sees no content: `--mode full` does.)"]
 
@@ -166,6 +180,6 @@ def _sample(report: SampleReport) -> list[str]:
     lines = wrapped(f"sample of {report.source}: {report.asked:,} rows per table, seed {report.seed}")
     lines.append("")
     for each in report.directions:
-        found = f"{each.wrong:,} of {each.checked:,} ({each.population:,} in all)"
-        lines += wrapped(f"{each.table}: {found}: at most {as_percent(each.at_most)} wrong at {percent}")
-    return [*lines, "", *_findings(report.found), *([""] if report.findings else ())]
+        figures = f"{each.wrong:,} of {each.checked:,} ({each.population:,} in all)"
+        lines += wrapped(f"{each.table}: {figures}: at most {as_percent(each.at_most)} wrong at {percent}")
+    return [*lines, "", *_findings(report.differences), *([""] if report.findings else ())]

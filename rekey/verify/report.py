@@ -16,8 +16,8 @@ from rekey.errors import ExitCode
 LISTED = 1000
 
 
-class Kind(StrEnum):
-    """The kind of a divergence."""
+class DifferenceKind(StrEnum):
+    """How a row differs."""
 
     # The target row that a source row maps to is not there.
     MISSING = "missing"
@@ -54,7 +54,7 @@ class PropertyDifference:
 class Divergence:
     """A stable difference of one row. JSON omits empty members."""
 
-    kind: Kind
+    kind: DifferenceKind
     table: str
     # Safe id of the target row; "" for `refused`, whose `table` is the source.
     row_id: str = field(metadata=json_field("row", omit_default=True))
@@ -79,15 +79,15 @@ class Outcome(StrEnum):
     MOVED = "moved"
     # The row, to which nothing maps, was deleted.
     DELETED = "deleted"
-    # The row was repaired, or deleted, before the repair came to it.
+    # Another writer repaired or deleted the row first.
     GONE = "gone"
     # The service reported success, and the row still differs: it changed meanwhile, or the request was
-    # misread on the way. Verify again.
+    # misread in transit. Verify again.
     UNCONFIRMED = "unconfirmed"
-    # The row changed during the repair and was left alone: verify again.
+    # The row changed during the repair and was left as it is. Verify again.
     CHANGED = "changed"
-    # The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken
-    # back: fix the row, then verify again.
+    # The mapping or a collision forbids the repair, or the row belongs to the authority and cannot be
+    # mapped back. Fix the row, then verify again.
     REFUSED = "refused"
 
 
@@ -118,14 +118,14 @@ class Findings:
     transient: int = 0
     # Rows read one by one because they differed when the tables were read.
     rechecked: int = 0
-    # Rows that kept changing during the time allowed.
+    # Rows that kept changing for `RecheckPolicy.limit_s`.
     unsettled: int = 0
     # Always 0; readers of the JSON expect it.
     unchecked: int = 0
-    # Left to a later delta pass; not findings.
+    # Left to a later delta pass, so not findings.
     pending: int = 0
-    # Repaired by the comparison itself; equal when compared again.
-    brought: int = field(default=0, metadata=json_field(omit_default=True))
+    # Repaired by the comparison itself, and equal when compared again.
+    propagated: int = field(default=0, metadata=json_field("brought", omit_default=True))
 
     @property
     def stable(self) -> int:
@@ -162,7 +162,7 @@ class TableComparison:
     # Rows that the source rows map to; `actual_rows`: rows it holds.
     expected_rows: int
     actual_rows: int
-    # Content digests (`rekey.verify.sums`). Rows that differed on the first reading count as last read.
+    # Content digests (`bucket_digests.py`). Rows that differed on the first reading count as last read.
     expected_digest: str
     actual_digest: str
     differing_buckets: int
@@ -203,13 +203,13 @@ class FullReport(ReportBase):
 
     mode: str = field(default="full", init=False)
     source_rows: int
-    # "" when the source has too few rows (`told_digest`).
+    # "" when the source has too few rows (`reported_digest`).
     source_digest: str = ""
     refused_rows: int
     tables: tuple[TableComparison, ...]
     # More than one sitting: it was cut off and resumed.
     read: tuple[TableRead, ...] = ()
-    found: Findings = field(metadata=json_field(flat=True))
+    differences: Findings = field(metadata=json_field(flat=True))
     # Rows changed between two readings of a repairing comparison: counts and digests are those of the first.
     changed_between: bool = field(default=False, metadata=json_field(omit_default=True))
     repair: RepairReport | None = None
@@ -217,7 +217,7 @@ class FullReport(ReportBase):
     @property
     def findings(self) -> bool:
         """True when a row differs, could not be settled, or digests differ that no row explains."""
-        return self.found.any or self.unexplained > 0
+        return self.differences.any or self.unexplained > 0
 
     def as_json(self) -> dict[str, Any]:
         return members(self) | ({"unexplained": self.unexplained} if self.unexplained else {})
@@ -226,7 +226,7 @@ class FullReport(ReportBase):
     def unexplained(self) -> int:
         """How many buckets differ although no row was found that does, or is pending or changed meanwhile.
         Then the comparison itself cannot be relied on."""
-        explained = self.found.any or self.found.pending or self.changed_between
+        explained = self.differences.any or self.differences.pending or self.changed_between
         return 0 if explained else sum(table.differing_buckets for table in self.tables)
 
     @property
@@ -321,12 +321,12 @@ class SampleReport(ReportBase):
     asked: int
     confidence: float
     directions: tuple[Direction, ...]
-    found: Findings = field(metadata=json_field(flat=True))
+    differences: Findings = field(metadata=json_field(flat=True))
 
     @property
     def findings(self) -> bool:
         """True when a row has a stable divergence, or could not be settled."""
-        return self.found.any
+        return self.differences.any
 
 
 Report: TypeAlias = CountReport | SampleReport | FullReport

@@ -14,11 +14,11 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, key_of
 from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Page
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.confidence import CONFIDENCE, upper_bound
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import Direction, SampleReport
 from rekey.verify.settle import Candidate, Collector, Point, settle
-from rekey.verify.sums import SOURCE
 
 # Rows a sample may ask for; with more a full verification is cheaper and proves more.
 MAX_ROWS = 100_000
@@ -55,7 +55,7 @@ async def sample(
 
     Raises:
         ValueError: `n` is out of range.
-        Interrupted: `ctx.stop` raised it.
+        Interrupted: `ctx.reads.stop` raised it.
         ServiceError: a table could not be read. A sample changes nothing.
     """
     if not 1 <= n <= MAX_ROWS:
@@ -70,8 +70,8 @@ async def sample(
         generator = random.Random(f"{seed}:{ctx.label(table)}")  # noqa: S311 repeatable on purpose, guards no secret
         drawn[table] = await reservoir(_keys(ctx, table), n, generator)
 
-    await for_each(ctx.numbers, draw_from, limit=ctx.concurrency)
-    rows = {table: one.population for table, one in drawn.items()}
+    await for_each(ctx.numbers, draw_from, limit=ctx.reads.concurrency)
+    rows = {table: table_drawn.population for table, table_drawn in drawn.items()}
     full = sum(_requests(rows[table], page.bytes / max(1, len(page.rows))) for table, page in pages.items())
     lookups = _lookups(drawn)
     if lookups > full and not always:
@@ -91,7 +91,7 @@ async def sample(
         asked=n,
         confidence=CONFIDENCE,
         directions=tuple(directions),
-        found=collector.findings(),
+        differences=collector.findings(),
     )
 
 
@@ -111,7 +111,10 @@ def _requests(rows: int, row_bytes: float) -> int:
 
 def _lookups(drawn: Mapping[int, Drawn]) -> int:
     """Return the requests of looking the drawn rows up, at most, unless rows differ."""
-    rows, targets = drawn[SOURCE].population, [one for table, one in drawn.items() if table != SOURCE]
+    rows, targets = (
+        drawn[SOURCE].population,
+        [table_drawn for table, table_drawn in drawn.items() if table != SOURCE],
+    )
     # A source row is read, and for each row it maps to that target row and the source row once more.
     mapped = sum(-(-target.population // max(1, rows)) for target in targets)
     from_targets = sum(len(target.keys) for target in targets)
@@ -150,8 +153,8 @@ def _skip(weight: float, n: int, position: int, generator: random.Random) -> tup
 
 async def _keys(ctx: ReconcileContext, table: int) -> AsyncIterator[EntityKey]:
     async for page in ctx.table(table).scan(select=(PARTITION_KEY,)):
-        ctx.stop()
-        ctx.advance(len(page.rows))
+        ctx.reads.stop()
+        ctx.reads.advance(len(page.rows))
         for row in page.rows:
             yield key_of(row)
 
@@ -175,7 +178,7 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
         else:
             wanted[position] = tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
 
-    await for_each(enumerate(drawn.keys), prepare, limit=ctx.concurrency)
+    await for_each(enumerate(drawn.keys), prepare, limit=ctx.reads.concurrency)
     wrong = 0
     async for settled in settle(ctx, (wanted[position] for position in sorted(wanted))):
         wrong += collector.take(settled) > 0

@@ -1,5 +1,5 @@
-"""Tells real differences from writes in flight: observes a key, observes it again, and names what stays. The
-replica is read first, then the authority (ADR 0017), so that a difference is real or being repaired."""
+"""Tells real differences from writes in flight: observes a key until its difference is gone or stable.
+The replica is read first, then the authority (ADR 0017): a difference is real or being repaired."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.addresses import is_addressable
 from rekey.tables.base import Table
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester, content_digest
-from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
-from rekey.verify.sums import SOURCE
+from rekey.verify.report import LISTED, Change, DifferenceKind, Divergence, Findings, PropertyDifference
 
-_MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
+_REPAIRED_BY_A_PASS = frozenset({DifferenceKind.MISSING, DifferenceKind.EXTRA, DifferenceKind.ALTERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Point:
     named: tuple[EntityKey, ...] = field(default=(), repr=False)
 
 
-# Points judged as one: one, or several to which one source row maps. Two of a comparison are a missing row
-# and its likely double under another key.
+# Points judged together: one point, or several to which one source row maps. Two points of a full comparison
+# are a missing row and its likely copy under another key.
 Candidate: TypeAlias = tuple[Point, ...]
 
 
@@ -45,7 +45,7 @@ Candidate: TypeAlias = tuple[Point, ...]
 class Verdict:
     """The difference seen at a point, with the keys that repair needs."""
 
-    kind: Kind
+    kind: DifferenceKind
     # The source row concerned; for `COLLISION` those whose rows are not the one there; empty: nothing maps to
     # the row.
     sources: tuple[EntityKey, ...] = field(repr=False)
@@ -73,18 +73,17 @@ class Observation:
 
 
 @dataclass(slots=True)
-class Looked:
-    """One point, and the state of observing it."""
+class TrackedPoint:
+    """A point and the state of its observation."""
 
     point: Point
     # When observing it began, in seconds of the context's clock.
     since: float
     before: Observation | None = None
-    # It is not observed any more.
     settled: bool = False
     # The stable difference of a settled point.
     verdict: Verdict | None = None
-    # It kept changing during the time allowed: neither proved right nor wrong.
+    # It kept changing for `RecheckPolicy.limit_s`: neither proved right nor wrong.
     unsettled: bool = False
     # A later delta pass is due to repair it.
     pending: bool = False
@@ -94,22 +93,22 @@ class Looked:
 
 async def settle(
     ctx: ReconcileContext, candidates: Iterator[Candidate]
-) -> AsyncGenerator[list[Looked], None]:
+) -> AsyncGenerator[list[TrackedPoint], None]:
     """Observe candidates until each is settled: equal, unchanged for a delay, pending, or still changing
     after `limit_s`. Yield the points of each candidate when all are."""
-    tracked: list[list[Looked]] = []
+    tracked: list[list[TrackedPoint]] = []
     colliding = set[EntityKey]()  # source keys of collisions found so far
     while True:
-        ctx.stop()
+        ctx.reads.stop()
         now, room = ctx.seconds(), ctx.recheck.chunk - len(tracked)
         while room > 0 and (candidate := next(candidates, None)) is not None:
-            tracked.append([Looked(point, now) for point in candidate])
+            tracked.append([TrackedPoint(point, now) for point in candidate])
             room -= len(candidate)
         if not tracked:
             return
         todo = [point for points in tracked for point in points if not point.settled]
-        await for_each(todo, lambda one: _look(ctx, one, colliding), limit=ctx.concurrency)
-        ctx.advance(0)
+        await for_each(todo, lambda point: _recheck(ctx, point, colliding), limit=ctx.reads.concurrency)
+        ctx.reads.advance(0)
         before, tracked = tracked, []
         for points in before:
             if all(point.settled for point in points):
@@ -120,42 +119,50 @@ async def settle(
             await ctx.clock.sleep(ctx.recheck.delay_s)
 
 
-async def _look(ctx: ReconcileContext, one: Looked, colliding: set[EntityKey]) -> None:
+async def _recheck(ctx: ReconcileContext, tracked: TrackedPoint, colliding: set[EntityKey]) -> None:
     """Observe a point once more, and settle it if this observation decides."""
-    before = one.before
+    before = tracked.before
     # An intent for a source row concerned explains a difference, so the first observation does not count. It
-    # explains none of rows that collide, nor another difference of these rows: no intent of theirs can be
-    # settled while both exist.
+    # does not explain a collision, nor other differences of colliding rows: their intents cannot be settled
+    # while both rows exist.
     if before is not None and not _is_collision(ctx, before) and not colliding.intersection(before.involved):
-        before = None if await _any(ctx.in_flight, before.involved) else before
-    seen = await observe(ctx, one.point)
-    one.differed = one.differed or seen.verdict is not None
+        before = None if await _any(ctx.rows.in_flight, before.involved) else before
+    seen = await observe(ctx, tracked.point)
+    tracked.differed = tracked.differed or seen.verdict is not None
     if seen.verdict is None:
-        one.settled = True
-    elif seen.verdict.kind in _MENDED_BY_A_PASS and await _any(ctx.pending, seen.involved):
-        one.settled = one.pending = True
-    elif _is_same(before, seen) or _is_stuck(ctx, one, seen):
-        one.settled, one.verdict = True, seen.verdict
-        if seen.verdict.kind is Kind.COLLISION:
+        tracked.settled = True
+    elif seen.verdict.kind in _REPAIRED_BY_A_PASS and await _any(ctx.rows.pending, seen.involved):
+        tracked.settled = tracked.pending = True
+    elif _is_same(before, seen) or _is_stuck(ctx, tracked, seen):
+        tracked.settled, tracked.verdict = True, seen.verdict
+        if seen.verdict.kind is DifferenceKind.COLLISION:
             colliding.update(seen.involved)
-    elif ctx.seconds() - one.since > ctx.recheck.limit_s:
-        one.settled = one.unsettled = True
-    one.before = seen
+    elif ctx.seconds() - tracked.since > ctx.recheck.limit_s:
+        tracked.settled = tracked.unsettled = True
+    tracked.before = seen
 
 
 def _is_same(before: Observation | None, seen: Observation) -> bool:
     return before is not None and before.signature == seen.signature
 
 
-def _is_stuck(ctx: ReconcileContext, one: Looked, seen: Observation) -> bool:
-    """Tell whether rows collide, unchanged for longer than a write is in flight."""
-    is_collision = seen.verdict is not None and seen.verdict.kind is Kind.COLLISION
-    return is_collision and _is_same(one.before, seen) and ctx.seconds() - one.since > ctx.recheck.collision_s
+def _is_stuck(ctx: ReconcileContext, tracked: TrackedPoint, seen: Observation) -> bool:
+    """Tell whether rows have collided, unchanged, for longer than a write is in flight."""
+    is_collision = seen.verdict is not None and seen.verdict.kind is DifferenceKind.COLLISION
+    return (
+        is_collision
+        and _is_same(tracked.before, seen)
+        and ctx.seconds() - tracked.since > ctx.recheck.collision_s
+    )
 
 
 def _is_collision(ctx: ReconcileContext, seen: Observation) -> bool:
     """Tell whether rows of the authority collide. A colliding replica may be left from a write in flight."""
-    return seen.verdict is not None and seen.verdict.kind is Kind.COLLISION and not ctx.authority_is_target
+    return (
+        seen.verdict is not None
+        and seen.verdict.kind is DifferenceKind.COLLISION
+        and not ctx.authority_is_target
+    )
 
 
 async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:
@@ -226,28 +233,28 @@ async def owner_of(ctx: ReconcileContext, point: Point, actual: Row | None) -> E
     """Return the source key that owns a point's target row by the mapping table, or None: of a main row by
     its key, of an index row (`actual`) by the main row that its pointer names."""
     if point.table == 0:
-        return await ctx.owner(point.key)
+        return await ctx.rows.owner(point.key)
     pointer = {} if actual is None else actual
     partition, row = pointer.get(MAIN_PARTITION_KEY), pointer.get(MAIN_ROW_KEY)
     if not isinstance(partition, str) or not isinstance(row, str):
         return None
-    return await ctx.owner(EntityKey(partition, row))
+    return await ctx.rows.owner(EntityKey(partition, row))
 
 
 def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
     """Return how two rows' custom properties differ, in order of name; empty when they are equal."""
     wanted = {name: (edm, text) for name, edm, text in canonical_content(expected)}
-    found = {name: (edm, text) for name, edm, text in canonical_content(actual)}
+    present = {name: (edm, text) for name, edm, text in canonical_content(actual)}
     differences = []
-    for name in sorted((wanted.keys() | found.keys()) - without):
-        if name not in found:
+    for name in sorted((wanted.keys() | present.keys()) - without):
+        if name not in present:
             change = Change.MISSING
         elif name not in wanted:
             change = Change.EXTRA
-        elif wanted[name] == found[name]:
+        elif wanted[name] == present[name]:
             continue
         else:
-            change = Change.VALUE if wanted[name][0] == found[name][0] else Change.TYPE
+            change = Change.VALUE if wanted[name][0] == present[name][0] else Change.TYPE
         differences.append(PropertyDifference(name, change))
     return tuple(differences)
 
@@ -259,7 +266,7 @@ async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Obse
     try:
         ctx.mapper.map(row)
     except RowRefused as refused:
-        verdict = Verdict(Kind.REFUSED, (source_key,), code=refused.code)
+        verdict = Verdict(DifferenceKind.REFUSED, (source_key,), code=refused.code)
         return Observation((etag_of(row),), verdict, (source_key,))
     return Observation((etag_of(row),), None)
 
@@ -274,23 +281,25 @@ def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) 
         ]
         holder = equal[0] if equal else next(iter(giving))
         others = tuple(key for key in giving if key != holder)
-        return Verdict(Kind.COLLISION, others, "" if actual is None else etag_of(actual), holder=holder)
+        return Verdict(
+            DifferenceKind.COLLISION, others, "" if actual is None else etag_of(actual), holder=holder
+        )
     if not giving:
         if actual is None:
             return None
-        return Verdict(Kind.EXTRA, (), etag_of(actual), content=content_digest(actual, without))
+        return Verdict(DifferenceKind.EXTRA, (), etag_of(actual), content=content_digest(actual, without))
     [(source, expected)] = giving.items()
     if actual is None:
-        return Verdict(Kind.MISSING, (source,), content=content_digest(expected, without))
+        return Verdict(DifferenceKind.MISSING, (source,), content=content_digest(expected, without))
     properties = compare(expected, actual, without)
-    return Verdict(Kind.ALTERED, (source,), etag_of(actual), properties) if properties else None
+    return Verdict(DifferenceKind.ALTERED, (source,), etag_of(actual), properties) if properties else None
 
 
 def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
     """Add the owner by the mapping table to an extra row's verdict, and drop source keys reported already."""
-    if verdict.kind is Kind.EXTRA and owner is not None:
+    if verdict.kind is DifferenceKind.EXTRA and owner is not None:
         return replace(verdict, sources=(owner,))
-    if verdict.kind is Kind.COLLISION:
+    if verdict.kind is DifferenceKind.COLLISION:
         sources = tuple(source for source in verdict.sources if source not in point.named)
         return replace(verdict, sources=sources) if sources else None
     return verdict
@@ -300,7 +309,7 @@ def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verd
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KeyedDivergence:
     """A stable divergence with the keys that repair needs; its repr shows none."""
 
     divergence: Divergence
@@ -317,19 +326,19 @@ class Collector:
 
     ctx: ReconcileContext
     # Takes every divergence when a repair is to follow.
-    keep: Spill[Found] | None = None
+    keep: Spill[KeyedDivergence] | None = None
     # A scan saw every candidate differ, so one that is equal now is transient. Else (rows of a sample) it is
     # transient only if an observation saw a difference.
     suspects: bool = True
     # Points whose source keys were propagated before they were observed.
-    brought: Set[Point] = frozenset()
+    propagated: Set[Point] = frozenset()
 
     def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._listed: list[Divergence] = []
         self._others: Counter[str] = Counter()  # candidates without a divergence
 
-    def take(self, settled: Sequence[Looked]) -> int:
+    def take(self, settled: Sequence[TrackedPoint]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
         divergences = list(_divergences(self.ctx, settled))
         for each in divergences:
@@ -339,11 +348,12 @@ class Collector:
             if self.keep is not None:
                 self.keep.put(each)
         unsettled = sum(check.unsettled for check in settled)
-        pending = sum(one.pending for one in settled)
-        suspected = self.suspects or any(one.differed for one in settled)
+        pending = sum(check.pending for check in settled)
+        suspected = self.suspects or any(check.differed for check in settled)
         equal = int(suspected and not (divergences or unsettled or pending))
-        brought = equal * any(one.point in self.brought for one in settled)
-        self._others.update(transient=equal - brought, brought=brought, unsettled=unsettled, pending=pending)
+        propagated = equal * any(check.point in self.propagated for check in settled)
+        self._others.update(transient=equal - propagated, propagated=propagated)
+        self._others.update(unsettled=unsettled, pending=pending)
         self._others["rechecked"] += len(settled)
         return len(divergences)
 
@@ -351,7 +361,7 @@ class Collector:
         return Findings(dict(sorted(self._counts.items())), tuple(self._listed), **self._others)
 
 
-def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:
+def _divergences(ctx: ReconcileContext, settled: Sequence[TrackedPoint]) -> Iterator[KeyedDivergence]:
     """Yield the divergences of a settled candidate."""
     pair = _wrong_key(ctx, *settled) if len(settled) == 2 else None
     if pair is not None:
@@ -361,13 +371,14 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
         point, verdict = check.point, check.verdict
         if verdict is None:
             continue
-        if verdict.kind is Kind.REFUSED:
+        if verdict.kind is DifferenceKind.REFUSED:
             name, source_id = ctx.source.name, ctx.source_id(point.key)
-            yield Found(Divergence(Kind.REFUSED, name, "", source_id, code=verdict.code), point, point.key)
+            refused = Divergence(DifferenceKind.REFUSED, name, "", source_id, code=verdict.code)
+            yield KeyedDivergence(refused, point, point.key)
             continue
         table = ctx.label(point.table)
         row_id = ctx.target_id(point.table, point.key)
-        stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
+        stray = (point.table, point.key, verdict.etag) if verdict.kind is DifferenceKind.EXTRA else None
         for source in verdict.sources or (None,):
             source_id = "" if source is None else ctx.source_id(source)
             divergence = Divergence(
@@ -375,22 +386,24 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
                 properties=verdict.properties,
                 other_id="" if verdict.holder is None else ctx.source_id(verdict.holder),
             )
-            yield Found(divergence, point, source, stray)
+            yield KeyedDivergence(divergence, point, source, stray)
 
 
-def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | None:
-    missing, stray = one.verdict, other.verdict
-    if missing is None or stray is None or missing.kind is not Kind.MISSING or stray.kind is not Kind.EXTRA:
+def _wrong_key(ctx: ReconcileContext, first: TrackedPoint, second: TrackedPoint) -> KeyedDivergence | None:
+    missing, stray = first.verdict, second.verdict
+    if missing is None or missing.kind is not DifferenceKind.MISSING:
+        return None
+    if stray is None or stray.kind is not DifferenceKind.EXTRA:
         return None
     # Unless the mapping table says that the extra row belongs to another source row.
     if missing.content != stray.content or stray.sources not in ((), missing.sources):
         return None
-    source, table = missing.sources[0], one.point.table
+    source, table = missing.sources[0], first.point.table
     divergence = Divergence(
-        Kind.WRONG_KEY,
+        DifferenceKind.WRONG_KEY,
         ctx.label(table),
-        ctx.target_id(table, one.point.key),
+        ctx.target_id(table, first.point.key),
         ctx.source_id(source),
-        stray_id=ctx.target_id(table, other.point.key),
+        stray_id=ctx.target_id(table, second.point.key),
     )
-    return Found(divergence, one.point, source, (table, other.point.key, stray.etag))
+    return KeyedDivergence(divergence, first.point, source, (table, second.point.key, stray.etag))

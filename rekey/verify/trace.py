@@ -13,13 +13,13 @@ from types import TracebackType
 
 from rekey.core.spill import SealedFile, disk_failed
 from rekey.model import KeyRange
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.digest import BUCKETS, DIGEST_BYTES
-from rekey.verify.sums import SOURCE
 
 GROUPS = 512
 _SHIFT = (BUCKETS // GROUPS).bit_length() - 1
 # Rows in memory before they are written: 8 MB.
-HELD_ROWS = 400_000
+BUFFERED_ROWS = 400_000
 # Rows without an equal one that are worth propagating one by one, at about a dozen requests each.
 MOST = 10_000
 _NOTE = Struct(f">{DIGEST_BYTES}sI")
@@ -42,25 +42,25 @@ class Trace:
         self._pages, self._from_source = array("Q"), bytearray()
         self._waiting = [bytearray() for _ in range(GROUPS)]
         self._written: defaultdict[int, list[int]] = defaultdict(list)
-        self._held, self._place = 0, b""
+        self._buffered, self._place = 0, b""
         self._refused: set[int] = set()
 
     def begin_page(self, table: int, within: KeyRange, rows: int) -> None:
         """Begin a page: the next `rows` rows noted are in the range `within` of a table (`SOURCE`, or a
         target's number). Raises MachineFailed when the disk is full."""
         try:
-            if self._held >= HELD_ROWS:
+            if self._buffered >= BUFFERED_ROWS:
                 for group, waiting in enumerate(self._waiting):
                     if waiting:
                         self._written[group].append(self._file.append(bytes(waiting)))
                         waiting.clear()
-                self._held = 0
+                self._buffered = 0
             self._place = len(self._pages).to_bytes(_NOTE.size - DIGEST_BYTES)
             self._pages.append(self._file.append(pickle.dumps((table, within))))
         except OSError as error:
             raise disk_failed(error) from None
         self._from_source.append(table == SOURCE)
-        self._held += rows
+        self._buffered += rows
 
     def note(self, bucket: int, digest: bytes) -> None:
         """Note a row of the present page by its bucket and its digest."""
@@ -84,9 +84,9 @@ class Trace:
         """Return, by page, the digests that the two sides do not hold equally often, each with its group; and
         pages with refused rows. None: there are more than `MOST`. `differing`: the buckets whose digests
         differ. Raises MachineFailed."""
-        found: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
+        by_page: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
         for page in self._refused:
-            found[page] = {}
+            by_page[page] = {}
         left = 0
         for group in sorted({group_of(bucket) for bucket in differing}):
             expected, actual = Counter[bytes](), Counter[bytes]()
@@ -95,11 +95,11 @@ class Trace:
             odd = {digest for digest, _ in expected.items() ^ actual.items()}
             for digest, page in self._notes(group) if odd else ():
                 if digest in odd:
-                    found[page][digest] = group
+                    by_page[page][digest] = group
                     left += 1
                     if left > MOST:
                         return None
-        return found
+        return by_page
 
     def _notes(self, group: int) -> Iterator[tuple[bytes, int]]:
         try:

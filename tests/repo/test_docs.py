@@ -30,7 +30,7 @@ from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
 from rekey.rehearse.data import open_data
-from rekey.verify.report import Kind
+from rekey.verify.report import DifferenceKind
 from tests.asserts.documents import ROOT, blocks, documents, pages
 from tests.asserts.every import every
 from tests.soaking import files_of_the_soak
@@ -210,13 +210,13 @@ def test_every_capture_is_documented(capture: str) -> None:
 # --- words and codes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", [*ORDER, *ControlPhase, *Kind])
+@pytest.mark.parametrize("word", [*ORDER, *ControlPhase, *DifferenceKind])
 def test_every_phase_and_kind_of_divergence_is_in_the_glossary(word: str) -> None:
     assert named(str(word), GLOSSARY)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_the_runbook_explains_every_kind_of_divergence(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DifferenceKind)
+def test_the_runbook_explains_every_kind_of_divergence(kind: DifferenceKind) -> None:
     assert f"| `{kind}` |" in (ROOT / "runbooks/divergences.md").read_text("utf-8")
 
 

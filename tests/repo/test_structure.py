@@ -85,7 +85,7 @@ PURE = {
     "verify.digest",
     "verify.render",
     "verify.report",
-    "verify.sums",
+    "verify.bucket_digests",
     "state.models",
     "copy.workers.tasks",
     "project.sections",

@@ -278,7 +278,7 @@ class Notes:
         """Return the witness of keys."""
         if keys not in self.by_keys:
             # After the end the application writes main rows alone; intents of killed clients are still swept.
-            mended = self.plain and bool(self.mapper.together)
+            mended = self.plain and bool(self.mapper.co_located)
             self.by_keys[keys] = KeyWitness(self.mapper, keys, mended=mended)
         return self.by_keys[keys]
 

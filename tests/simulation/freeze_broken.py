@@ -14,9 +14,9 @@ from unittest import mock
 
 from rekey.runner.phases import backfill, cutover
 from rekey.verify import full
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.report import FullReport
-from rekey.verify.settle import Candidate, Looked, Observation
-from rekey.verify.sums import SOURCE
+from rekey.verify.settle import Candidate, Observation, TrackedPoint
 from rekey.verify.trace import Trace
 
 
@@ -52,9 +52,9 @@ def no_look() -> Any:
 def not_compared_again() -> Any:
     """Take what was propagated for equal."""
 
-    async def settle(_ctx: object, candidates: Iterator[Candidate]) -> AsyncIterator[list[Looked]]:
+    async def settle(_ctx: object, candidates: Iterator[Candidate]) -> AsyncIterator[list[TrackedPoint]]:
         for points in candidates:
-            yield [Looked(point, 0.0, Observation((), None), settled=True) for point in points]
+            yield [TrackedPoint(point, 0.0, Observation((), None), settled=True) for point in points]
 
     return mock.patch.object(full, "settle", settle)
 

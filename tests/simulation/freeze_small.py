@@ -35,7 +35,7 @@ from rekey.runner import clients
 from rekey.runner.phases import backfill, cutover, reconcile
 from rekey.runner.run import Run
 from rekey.state.models import WATERMARK, Segment, StoredDigests, Verification
-from rekey.verify import digest, sums, trace
+from rekey.verify import bucket_digests, digest, trace
 from tests.fakes.faults import Call
 from tests.simulation.late_small import ALL_S, LateWorld, StateFile
 from tests.simulation.scheduler import Scheduler
@@ -239,7 +239,7 @@ def at_work() -> Iterator[None]:
             patch(clients, "_LOOK_S", ALL_S),
             patch(control, "secrets", SimpleNamespace(token_hex=_token_hex)),
             patch(digest, "BUCKET_MASK", few - 1),
-            patch(sums, "BUCKETS", few),
+            patch(bucket_digests, "BUCKETS", few),
             patch(trace, "_SHIFT", 0),
         ):
             stack.enter_context(replaced)

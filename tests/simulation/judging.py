@@ -76,7 +76,7 @@ def main_rows(mapper: Mapper, rows: Mapping[EntityKey, Row]) -> dict[EntityKey, 
 def standing_together(mapper: Mapper, target_row: Row) -> dict[EntityKey, Row]:
     """Return a main target row with the secondary rows of its partition that it gives, by their keys."""
     source = inverse(mapper, mapper.source_key(target_row), target_row, None)
-    rows = [one.row for one in mapper.map(source) if one.table in mapper.together]
+    rows = [one.row for one in mapper.map(source) if one.table in mapper.co_located]
     return {key_of(row): row for row in rows if row["PartitionKey"] == target_row["PartitionKey"]} | {
         key_of(target_row): target_row
     }
@@ -109,7 +109,7 @@ class PairsWatch:
                 self._look(table, f"{action} of {[(one.verb, *one.key) for one in operations]}")
             return etags
 
-        with mock.patch.object(MemoryTable, "_apply", applied) if self._mapper.together else nullcontext():
+        with mock.patch.object(MemoryTable, "_apply", applied) if self._mapper.co_located else nullcontext():
             yield
 
     def _look(self, table: MemoryTable, what: str) -> None:

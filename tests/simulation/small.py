@@ -36,7 +36,7 @@ from rekey.state.models import Segment
 from rekey.tables.addresses import is_addressable
 from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.kinds import by_number
-from rekey.verify.context import ReconcileContext
+from rekey.verify.context import MappedRows, ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 from tests.fakes.clock import FakeClock
@@ -188,7 +188,7 @@ class SmallWorld(Scenario):
         """A target row exists that the mapping does not account for, or half a pair."""
         known = {key_of(row) for row in self.others.dump(MAPPING_TABLE)}
         rows, there = self.mapping.rows, self.others.dump(self.mapper.tables[0])
-        if self.mapper.together and halves(self.mapper, there):
+        if self.mapper.co_located and halves(self.mapper, there):
             return "a row stands without the row that it goes with"
         if wrong := [row for row in there if not self._goes_with_main(row, there)]:
             return f"{len(wrong)} secondary rows are not what their main rows give"
@@ -204,7 +204,9 @@ class SmallWorld(Scenario):
             return True
         main = next(main for main in there if key_of(main) == pointer_of(row))
         made = [
-            content_of(one) for number, one in self.mapper.index_rows(main) if number in self.mapper.together
+            content_of(one)
+            for number, one in self.mapper.index_rows(main)
+            if number in self.mapper.co_located
         ]
         return content_of(row) in made
 
@@ -310,7 +312,7 @@ class DeltaWorld(SmallWorld):
 
         context = ReconcileContext(
             source=self.source, targets=propagator.targets, mapper=self.mapper, ids=self.mapping.rows.ids,
-            owner=owner, propagate=propagator.propagate,
+            rows=MappedRows(owner=owner, propagate=propagator.propagate),
             folder=Path(tempfile.gettempdir()), clock=self.scheduler.clock,
         )  # fmt: skip
         return await full(context, repair=True)

@@ -96,7 +96,7 @@ def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     secondary rows are those that their main rows give, until the application writes them itself."""
     life = lived(Life, kind, seed)
     assert life.operations > 100
-    assert bool(life.pairs.looks) == bool(life.mapper.together)
+    assert bool(life.pairs.looks) == bool(life.mapper.co_located)
 
 
 @pytest.mark.parametrize(("kind", "seed"), SHARED_QUICK)

@@ -34,7 +34,7 @@ def test_a_life_loses_nothing(kind: str, seed: int) -> None:
     single request secondary rows are those that their main rows give."""
     life = lived(Life, kind, seed)
     assert life.adversary.happened["write"] > 0
-    assert bool(life.pairs.looks) == bool(life.mapper.together)
+    assert bool(life.pairs.looks) == bool(life.mapper.co_located)
 
 
 @pytest.mark.parametrize(

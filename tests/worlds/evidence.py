@@ -150,8 +150,8 @@ def forge(signer: Signer, folder: Path, lines: Sequence[bytes]) -> None:
         contents.CHECKPOINT: note.signed(head, signer).text.encode(),
         contents.EARLIER: b"",
         contents.PROOFS: contents.as_json(contents.proofs(SCRIPT, lines, events, head)),
-        contents.GATES: contents.as_json(contents.told(events, SCRIPT, "gate")),
-        contents.RECONCILIATION: contents.as_json(contents.told(events, SCRIPT, "verification")),
+        contents.GATES: contents.as_json(contents.details_of(events, SCRIPT, "gate")),
+        contents.RECONCILIATION: contents.as_json(contents.details_of(events, SCRIPT, "verification")),
     }
     for path, data in made.items():
         (folder / "data" / path).write_bytes(data)

@@ -124,7 +124,7 @@ def halves(mapper: Mapper, rows: Iterable[Row]) -> list[EntityKey]:
     a main row without a secondary row of each kind."""
     found = list(rows)
     main = {key_of(row) for row in found if mapper.kind_of(row["RowKey"]) == 0}
-    pointed: dict[int, set[EntityKey]] = {number: set() for number in mapper.together - {0}}
+    pointed: dict[int, set[EntityKey]] = {number: set() for number in mapper.co_located - {0}}
     alone = []
     for row in found:
         if number := mapper.kind_of(row["RowKey"]):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rekey.model import EntityKey, Row, key_of
-from rekey.verify.context import RecheckPolicy, ReconcileContext
+from rekey.verify.context import MappedRows, RecheckPolicy, ReconcileContext, RowReads
 from rekey.verify.report import SampleReport
 from rekey.verify.sample import sample
 from tests.fakes.clock import FakeClock
@@ -24,27 +25,32 @@ async def filled(world: World, rows: Iterable[Row]) -> World:
 
 
 def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
-    """Return what verification needs to know of a world."""
+    """Return the context of a verification of a world. `more`: fields of it, or of its parts."""
 
     async def owner(target_key: EntityKey) -> EntityKey | None:
         found = await world.mapping.owner(target_key)
         return None if found is None else found.source
 
+    rows = {"owner": owner, "propagate": world.propagator.propagate} | _pop_fields(more, MappedRows)
     return ReconcileContext(
         **{
             "source": world.source,
             "targets": world.propagator.targets,
             "mapper": world.mapper,
             "ids": world.mapping.rows.ids,
-            "owner": owner,
-            "propagate": world.propagator.propagate,
+            "rows": MappedRows(**rows),
             "folder": folder,
-            "clock": getattr(world.service, "clock", None) or FakeClock(),
-            "concurrency": 4,
+            "reads": RowReads(**{"concurrency": 4} | _pop_fields(more, RowReads)),
             "recheck": RecheckPolicy(delay_s=1.0, limit_s=60.0, chunk=64),
+            "clock": getattr(world.service, "clock", None) or FakeClock(),
             **more,
         }
     )
+
+
+def _pop_fields(options: dict[str, Any], part: type[MappedRows | RowReads]) -> dict[str, Any]:
+    """Take the options that are fields of a part of the context."""
+    return {field.name: options.pop(field.name) for field in fields(part) if field.name in options}
 
 
 async def sampled(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:

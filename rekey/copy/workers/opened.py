@@ -24,7 +24,7 @@ from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.opening import Prepared, open_migration
 from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
-from rekey.verify.sums import SOURCE
+from rekey.verify.bucket_digests import SOURCE
 
 # Names the worker's configuration file; without it, the runner's path is used. The file itself does not
 # travel: a task has only its path, the endpoints of both accounts, and its own rates and seconds.

@@ -20,11 +20,11 @@ from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, Row
 from rekey.tables.kinds import whole
 from rekey.tables.wire import loads
+from rekey.verify.bucket_digests import SOURCE, Partial
 from rekey.verify.context import partition_of
 from rekey.verify.digest import BUCKETS
+from rekey.verify.first_pass import RowAdder
 from rekey.verify.full import Record, records_of
-from rekey.verify.summing import Adding
-from rekey.verify.sums import SOURCE, Partial
 
 # With so many records, about 4 MB, an answer ends after the current page.
 MOST_RECORDS = 20_000
@@ -33,7 +33,7 @@ MOST_RECORDS = 20_000
 async def sum_slice(opened: Opened, task: Task) -> Result:
     """Compute the digests of a range from its beginning as far as time allows, but at least one page."""
     work = Partial.fresh(len(opened.mapper.tables))
-    adding = Adding(opened.table().name, opened.mapper, _not_compared(opened, task), work)
+    adding = RowAdder(opened.table().name, opened.mapper, _not_compared(opened, task), work)
 
     def take(rows: list[Row]) -> bool:
         adding.add(task.table, rows)
@@ -54,7 +54,7 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
 
 def actual_sums(mapper: Mapper, table: int) -> dict[str, int]:
     """Return the digests that a slice of a target gives: their names, and the number of their table."""
-    secondary = sorted(mapper.together - {0}) if table == 0 else []
+    secondary = sorted(mapper.co_located - {0}) if table == 0 else []
     return {"actual": table} | {f"actual{number}": number for number in secondary}
 
 

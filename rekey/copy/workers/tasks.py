@@ -154,7 +154,7 @@ class Result:
     open: bool = False
     # The requests that the task sent, by kind.
     sent: Mapping[str, int] = field(default_factory=dict)
-    # For SUM: packed digests by name (`rekey.verify.sums`).
+    # For SUM: packed digests by name (`rekey.verify.bucket_digests`).
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     # For FIND: rows of the buckets, sealed.
     records: bytes = field(default=b"", repr=False)

@@ -66,14 +66,14 @@ class Scope:
 
     def secret(self, name: str) -> bytes:
         """Return a secret. Raises SecretMissing when it is absent or shorter than 16 bytes."""
-        found = self.secrets.get(name, b"")
-        if len(found) < MIN_SECRET_BYTES:
-            state = f"shorter than {MIN_SECRET_BYTES} bytes" if found else "not configured or empty"
+        secret = self.secrets.get(name, b"")
+        if len(secret) < MIN_SECRET_BYTES:
+            state = f"shorter than {MIN_SECRET_BYTES} bytes" if secret else "not configured or empty"
             raise SecretMissing(
                 f"the secret {name!r} that {self.field} needs is {state}",
                 hint=f"say where it comes from under [secrets.{name}] in rekey.toml: env, file or key_vault",
             )
-        return found
+        return secret
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class Expression(ABC):
 
         By default the operation with its fields up to the first expression, or the operation alone.
         """
-        said: list[str] = []
+        arguments: list[str] = []
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if isinstance(value, Expression):
-                return f"{self.op}({', '.join([*said, value.describe()])})"
-            said.append(str(value))
+                return f"{self.op}({', '.join([*arguments, value.describe()])})"
+            arguments.append(str(value))
         return self.op
 
     def as_json(self) -> dict[str, Any]:

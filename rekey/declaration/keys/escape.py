@@ -62,7 +62,7 @@ class Custom(Expression, op="custom"):
         """The imported function; no part of the expression's data."""
         module_name, _, name = self.reference.partition(":")
         try:
-            found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+            function: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
         except ImportError as error:
             problem = f"{module_name} cannot be imported ({type(error).__name__})"
             cure = "put the module next to the scripts, its name beginning with _, or install its package"
@@ -71,8 +71,8 @@ class Custom(Expression, op="custom"):
             problem, cure = f"{module_name} has no {name}", "name a function of that module"
             raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
         problem = f"{self.reference} is not a function"
-        refuse_if(not callable(found), _FIELD, problem, cure="name a function")
-        return found
+        refuse_if(not callable(function), _FIELD, problem, cure="name a function")
+        return function
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An expression stays data: it pickles as its reference.
@@ -89,15 +89,15 @@ class Custom(Expression, op="custom"):
         def evaluate(row: Row, item: str) -> str:
             arguments = [part(row, item) for part in parts] if parts else [MappingProxyType(row)]
             try:
-                made = function(*arguments)
+                key = function(*arguments)
             except Exception as error:  # noqa: BLE001 - it is raised again, as a refusal
                 # the exception's text may hold the row's values: pass on its type only
                 name = type(error).__name__
                 raise scope.refusal("custom-failed", f"{self.reference} raised {name}", cure=cure) from None
-            if not isinstance(made, str):
-                kind = type(made).__name__
+            if not isinstance(key, str):
+                kind = type(key).__name__
                 raise scope.refusal("custom-failed", f"{self.reference} returned {kind}, not text", cure=cure)
-            return made
+            return key
 
         return evaluate
 
@@ -108,10 +108,10 @@ class Custom(Expression, op="custom"):
 
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
     """Unpickle by importing the function again. Raises InvalidDeclaration when its source differs."""
-    found = Custom(reference, version, parts)
+    restored = Custom(reference, version, parts)
     problem, cure = f"{reference} is another function here", "install the same version everywhere"
-    refuse_if(found.source_sha256 != source_sha256, _FIELD, problem, cure=cure)
-    return found
+    refuse_if(restored.source_sha256 != source_sha256, _FIELD, problem, cure=cure)
+    return restored
 
 
 def custom(reference: str, *parts: Expression | str, version: int | str) -> Expression:

@@ -66,12 +66,12 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
     """Return the function that reads a moment; it refuses other text."""
 
     def ticks_of(text: str) -> int:
-        found = parse_ticks(text)
-        if found is None:
+        ticks = parse_ticks(text)
+        if ticks is None:
             problem = f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)"
             cure = "name a DateTime property, or fix the rows"
             raise scope.refusal("not-a-date", problem, cure=cure)
-        return found
+        return ticks
 
     return ticks_of
 
@@ -90,11 +90,11 @@ class Date(Changed, op="date"):
         check, length = _ticks_of(self.of, scope), FORMATS[self.format]
 
         def cut(text: str) -> str:
-            found = read_ticks(text)
-            if found is None:
+            ticks = read_ticks(text)
+            if ticks is None:
                 check(text)
             else:
-                text = (datetime.min + timedelta(microseconds=found[0] // 10)).isoformat()  # noqa: DTZ901
+                text = (datetime.min + timedelta(microseconds=ticks[0] // 10)).isoformat()  # noqa: DTZ901
             return text[:length].replace("T", "-")
 
         return cut

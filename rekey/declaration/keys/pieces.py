@@ -110,12 +110,12 @@ class Regex(Changed, op="regex"):
 
         def found_in(text: str) -> str:
             match = search(text)
-            found = match.group(group) if match is not None else None
-            if found is None:
+            matched = match.group(group) if match is not None else None
+            if matched is None:
                 problem = f"{self.of.describe()} does not match the pattern"
                 cure = "write a pattern that every row matches, or fix the rows"
                 raise scope.refusal("no-match", problem, cure=cure)
-            return str(found)
+            return str(matched)
 
         return found_in
 

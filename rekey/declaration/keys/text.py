@@ -76,12 +76,12 @@ class Slug(Plain, op="slug"):
     def change(self, scope: Scope) -> Callable[[str], str]:
         def slugged(text: str) -> str:
             plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
-            made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
-            if not made:
+            slug = _NOT_SLUG.sub("-", plain.lower()).strip("-")
+            if not slug:
                 problem = f"{self.describe()} is empty: the text has no letter or digit that ASCII can show"
                 cure = "use keys.hashed or keys.opaque, which take any text, or fix the rows"
                 raise scope.refusal("empty-key", problem, cure=cure)
-            return made
+            return slug
 
         return slugged
 

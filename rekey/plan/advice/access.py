@@ -38,28 +38,28 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
     """Return how today's and the planned tables answer each declared query; empty without planned tables."""
     if facts.migration is None or not facts.planned:
         return ()
-    found, read = [], facts.today.rows > 0
+    ratings, read = [], facts.today.rows > 0
     for query in facts.migration.queries:
         answers = [_answer(query, table, read) for table in facts.planned]
         # As an application written for these keys would ask.
-        best = min(answers, key=lambda one: (one.access, one.requests or 0))
-        found.append(Rated(query, _answer(query, facts.today, read), best))
-    return tuple(found)
+        best = min(answers, key=lambda answer: (answer.access, answer.requests or 0))
+        ratings.append(Rated(query, _answer(query, facts.today, read), best))
+    return tuple(ratings)
 
 
 def key_not_computable(facts: Facts) -> Iterator[Advice]:
     """Yield advice on point queries whose key cannot be computed from what the application knows then."""
-    for one, table in _badly_served(facts):
-        if one.query.kind == "point":
-            partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
+    for rating, table in _badly_served(facts):
+        if rating.query.kind == "point":
+            partition_is_known = is_known(table.keys[0], table.declared, frozenset(rating.query.known))
             key = ROW_KEY if partition_is_known else PARTITION_KEY
-            yield table.advice("key-not-computable", _severity(one), key=key, evidence=_evidence(one))
+            yield table.advice("key-not-computable", _severity(rating), key=key, evidence=_evidence(rating))
 
 
 def not_served(facts: Facts) -> Iterator[Advice]:
     """Yield advice, by cause, on queries for ranges and newest rows that the planned keys do not serve."""
-    for one, table in _badly_served(facts):
-        query = one.query
+    for rating, table in _badly_served(facts):
+        query = rating.query
         if query.kind == "point":
             continue
         # The part of the RowKey that decides the order of the rows asked for.
@@ -68,32 +68,32 @@ def not_served(facts: Facts) -> Iterator[Advice]:
             code = "random-order"
         elif query.kind == "latest" and isinstance(part, RISING) and sorts_as(part, query.by):
             code = "time-not-inverted"
-        elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
+        elif query.kind == "latest" or rating.planned.access is Access.TABLE_SCAN:
             code = "query-not-served"
         else:
             continue
         described = "" if part is None else part.describe()
-        yield table.advice(code, _severity(one), part=described, evidence=_evidence(one))
+        yield table.advice(code, _severity(rating), part=described, evidence=_evidence(rating))
 
 
 def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:
     """Yield queries that take more than a row range, with the planned table that answers them best."""
-    for one in rated(facts):
-        if one.planned.access > Access.ROW_RANGE:
-            yield one, next(table for table in facts.planned if table.table == one.planned.table)
+    for rating in rated(facts):
+        if rating.planned.access > Access.ROW_RANGE:
+            yield rating, next(table for table in facts.planned if table.table == rating.planned.table)
 
 
-def _severity(one: Rated) -> Severity:
-    # Answered badly before and after: only a warning.
-    return Severity.ERROR if one.planned.access > one.today.access else Severity.WARNING
+def _severity(rating: Rated) -> Severity:
+    # Answered as badly today: only a warning.
+    return Severity.ERROR if rating.planned.access > rating.today.access else Severity.WARNING
 
 
-def _evidence(one: Rated) -> str:
-    return f"{one.query.describe()}: {one.today.describe()} today; {one.planned.describe()} planned"
+def _evidence(rating: Rated) -> str:
+    return f"{rating.query.describe()}: {rating.today.describe()} today; {rating.planned.describe()} planned"
 
 
 def _answer(query: Query, table: TableFacts, read: bool) -> Answer:
-    access, requests = _found(query, table, read)
+    access, requests = _access(query, table, read)
     through_index = isinstance(table.declared, Index) and table.declared.property_mapping.kept is not None
     if through_index and access is not Access.TABLE_SCAN and requests is not None:
         # Its pointers cost a request for each row.
@@ -101,7 +101,7 @@ def _answer(query: Query, table: TableFacts, read: bool) -> Answer:
     return Answer(access, requests, table.table, through_index)
 
 
-def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | None]:
+def _access(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | None]:
     """Return how a table finds the rows of a query, and in how many requests; `read`: its rows were read."""
     partition, row = table.keys
     of, known = table.declared, frozenset(query.known)
@@ -163,8 +163,8 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
         if hottest <= PARTITION_TARGET / 2:
             continue
         severity = Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING
-        said = {"rate": writes * fanned, "share": percent(table.hottest_share), "hottest": hottest}
-        yield table.advice("partition-load", severity, target=PARTITION_TARGET, **said)
+        figures = {"rate": writes * fanned, "share": percent(table.hottest_share), "hottest": hottest}
+        yield table.advice("partition-load", severity, target=PARTITION_TARGET, **figures)
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
@@ -184,7 +184,7 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
     batch = facts.load.get("rows_per_batch", 1.0)
     ranged = [query for query in facts.migration.queries if query.kind != "point"]
     # An index may serve the ranges: they are badly served only where no planned table keeps rows together.
-    together = any(table.rows_per_partition > ALONE for table in facts.planned)
+    shares_partitions = any(table.rows_per_partition > ALONE for table in facts.planned)
     for table in facts.planned[:1]:
         if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
             continue
@@ -192,9 +192,9 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
         if batch > 1:
             reason = "a transaction writes rows of one partition only: there are none to write together"
             cure = "give rows that are written together one PartitionKey"
-            said = {"alone": alone, "declared": f"batches of {batch:,.0f}", "reason": reason, "cure": cure}
-            yield table.advice("partition-per-row", Severity.ERROR, **said)
-        elif ranged and not together:
+            texts = {"alone": alone, "declared": f"batches of {batch:,.0f}", "reason": reason, "cure": cure}
+            yield table.advice("partition-per-row", Severity.ERROR, **texts)
+        elif ranged and not shares_partitions:
             yield table.advice("partition-per-row", alone=alone, declared=ranged[0].describe())
 
 

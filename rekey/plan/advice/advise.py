@@ -16,14 +16,16 @@ RULES: tuple[Rule, ...] = (*identity.RULES, *access.RULES, *form.RULES)
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
     """Return all advice: on planned keys first, errors first. Waived advice stays, with its reason."""
-    found = [advice for rule in RULES for advice in rule(facts)]
+    advice = [piece for rule in RULES for piece in rule(facts)]
     if facts.migration is not None:
-        left = {one.code for one in found if not one.today}
-        found = [
-            # Today's keys only inform: the migration is to replace them.
-            replace(one, severity=Severity.NOTE, answered=one.code not in left)
-            if one.today
-            else replace(one, waived=facts.migration.waive.get(one.code))
-            for one in found
+        still_planned = {piece.code for piece in advice if not piece.today}
+        advice = [
+            # Advice on today's keys only informs: the migration replaces them.
+            replace(piece, severity=Severity.NOTE, answered=piece.code not in still_planned)
+            if piece.today
+            else replace(piece, waived=facts.migration.waive.get(piece.code))
+            for piece in advice
         ]
-    return tuple(sorted(found, key=lambda one: (one.today and bool(facts.planned), one.severity.place)))
+    return tuple(
+        sorted(advice, key=lambda piece: (piece.today and bool(facts.planned), piece.severity.place))
+    )

@@ -54,13 +54,13 @@ def number_widths(column: KeyColumn) -> tuple[int, int] | None:
             return _varying([match[2] for match in prefixed if match[1] == prefix])
     split = [_BETWEEN.split(key) for key in keys]
     [(parts, _)] = Counter(map(len, split)).most_common(1)
-    alike = [one for one in split if len(one) == parts]
+    alike = [pieces for pieces in split if len(pieces) == parts]
     if parts < 2 or len(alike) < NEARLY_ALL * len(keys):
         return None
     for place in range(parts):
-        digits = [one[place] for one in alike if one[place].isascii() and one[place].isdigit()]
-        if len(digits) >= NEARLY_ALL * len(alike) and (found := _varying(digits)):
-            return found
+        digits = [pieces[place] for pieces in alike if pieces[place].isascii() and pieces[place].isdigit()]
+        if len(digits) >= NEARLY_ALL * len(alike) and (widths := _varying(digits)):
+            return widths
     return None
 
 
@@ -75,25 +75,25 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys that need escaping."""
     for table, key, column in facts.columns:
-        found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
+        marks = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
         edges = column.marked("leading-or-trailing-space")
-        if not found and not edges:
+        if not marks and not edges:
             continue
-        listed = [f"{mark} in {number:,}" for mark, number in found.items()]
+        listed = [f"{mark} in {number:,}" for mark, number in marks.items()]
         listed += [f"spaces at an end in {edges:,}"] if edges else []
-        severity = Severity.WARNING if edges or any(mark in TRAPS for mark in found) else Severity.NOTE
-        said = {"listed": ", ".join(listed), "keys": counted(column.keys, "key")}
-        yield table.advice("escaped-characters", severity, key=key, **said)
+        severity = Severity.WARNING if edges or any(mark in TRAPS for mark in marks) else Severity.NOTE
+        figures = {"listed": ", ".join(listed), "keys": counted(column.keys, "key")}
+        yield table.advice("escaped-characters", severity, key=key, **figures)
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Yield advice on characters outside ASCII."""
     for table, key, column in facts.columns:
-        found, loose = column.marked("non-ascii"), column.marked("not-composed")
-        if found:
+        count, loose = column.marked("non-ascii"), column.marked("not-composed")
+        if count:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
-            said = {"found": counted(found, "key"), "column": column, "more": more}
-            yield table.advice("non-ascii", Severity.WARNING if loose else Severity.NOTE, key=key, **said)
+            figures = {"found": counted(count, "key"), "column": column, "more": more}
+            yield table.advice("non-ascii", Severity.WARNING if loose else Severity.NOTE, key=key, **figures)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
@@ -108,8 +108,8 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
             size = round(2 * units * table.rows)
             monthly, currency = facts.prices.stored(size), facts.prices.currency or ""
             cost = "" if monthly is None else f": {amount_text(monthly, currency)} a month to store"
-            said = {"mebibytes": size / 1024**2, "share": percent(min(1.0, share)), "cost": cost}
-            yield table.advice("long-keys", units=units, rows=counted(table.rows, "row"), **said)
+            figures = {"mebibytes": size / 1024**2, "share": percent(min(1.0, share)), "cost": cost}
+            yield table.advice("long-keys", units=units, rows=counted(table.rows, "row"), **figures)
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
@@ -117,16 +117,16 @@ def row_size(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         largest = table.counts.largest_row_bytes
         if largest >= NEAR * MAX_ENTITY_BYTES:
-            said = {"kibibytes": largest / 1024, "most": MAX_ENTITY_BYTES // 1024}
-            yield table.advice("row-size", rows=counted(table.counts.rows, "row"), **said)
+            figures = {"kibibytes": largest / 1024, "most": MAX_ENTITY_BYTES // 1024}
+            yield table.advice("row-size", rows=counted(table.counts.rows, "row"), **figures)
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Yield advice on rows near 252 properties."""
     for table in facts.tables:
         if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
-            said = {"counts": table.counts, "most": MAX_PROPERTIES}
-            yield table.advice("property-count", rows=counted(table.counts.rows, "row"), **said)
+            figures = {"counts": table.counts, "most": MAX_PROPERTIES}
+            yield table.advice("property-count", rows=counted(table.counts.rows, "row"), **figures)
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
@@ -141,8 +141,8 @@ def fan_out(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
-            said = {"rows": counted(table.rows, "row"), "today": counted(facts.today.rows, "row")}
-            yield table.advice("fan-out", fanned=fanned, **said)
+            figures = {"rows": counted(table.rows, "row"), "today": counted(facts.today.rows, "row")}
+            yield table.advice("fan-out", fanned=fanned, **figures)
 
 
 def table_name(facts: Facts) -> Iterator[Advice]:

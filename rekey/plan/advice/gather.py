@@ -45,9 +45,16 @@ class Tally(RowCounts):
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
         self._streams[stream] += 1
 
-    def facts(self, fill: TableFill, together: float, declared: Target | Index | None) -> TableFacts:
-        """Return the facts of the table. `fill`: rows and partitions as counted on all rows; `together`: mean
-        rows of a partition among the rows read; `declared`: the target or index, None for the source."""
+    def facts(
+        self, fill: TableFill, rows_per_partition: float, declared: Target | Index | None
+    ) -> TableFacts:
+        """Return the facts of the table.
+
+        Args:
+            fill: rows and partitions as counted on all rows.
+            rows_per_partition: their mean among the rows read.
+            declared: the target or index; None for the source.
+        """
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
@@ -57,7 +64,7 @@ class Tally(RowCounts):
             partitions=max(fill.partitions, self.partition_keys.keys),
             largest_partition=fill.largest_partition,
             partitions_exact=fill.partitions_exact,
-            rows_met_together=together,
+            rows_met_together=rows_per_partition,
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
             partition_order=signs.order,
@@ -77,7 +84,7 @@ class Gatherer:
         self._prices = prices or Prices()
         self._repeated = self._unrepeatable = 0
         self._streams = [_stream_of(target, migration) for target in migration.filled]
-        self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, migration)]
+        self._hashes = [hashed for filled in migration.filled for hashed in _hashes_of(filled, migration)]
 
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
         """Count one source row of the sample and its target rows."""
@@ -104,7 +111,7 @@ class Gatherer:
         inventory: Inventory,
         fills: Sequence[TableFill],
         colliding: Mapping[str, int],
-        together: Sequence[float],
+        rows_per_partition: Sequence[float],
     ) -> Facts:
         """Return the facts.
 
@@ -112,11 +119,11 @@ class Gatherer:
             inventory: of the source.
             fills: rows and partitions of each target table.
             colliding: by table, rows that share a target key, in the first groups of collisions.
-            together: mean rows of a partition among the rows read, the source first.
+            rows_per_partition: their mean among the rows read, the source first.
         """
         rows, exact, largest = inventory.rows.rows, inventory.exact, inventory.largest_partition
         source = TableFill(inventory.table, rows, 0, inventory.partitions, exact, largest, 0.0)
-        sizes = zip([source, *fills], together, [None, *self._migration.filled], strict=True)
+        sizes = zip([source, *fills], rows_per_partition, [None, *self._migration.filled], strict=True)
         tables = []
         for tally, (fill, mean, declared) in zip(self.tallies, sizes, strict=True):
             if exact and not fill.partitions_exact:  # too many to count each
@@ -164,13 +171,13 @@ def facts_of_declaration(migration: Migration) -> Facts:
 
 
 def _hashes_of(
-    one: Target | Index, migration: Migration
+    filled: Target | Index, migration: Migration
 ) -> Iterator[tuple[HashInput, Evaluator, ItemsOf | None]]:
     """Yield, for each unkeyed hash in the keys of a table, the counter of its inputs, the evaluator of its
     input, and the function that returns the items of a row (None: no items)."""
-    for key, expression in ((PARTITION_KEY, one.partition_key), (ROW_KEY, one.row_key)):
-        scope = counting_scope(f"{one.table} {key}", migration)
-        items = one.each.compile(scope) if isinstance(one, Index) and one.each is not None else None
+    for key, expression in ((PARTITION_KEY, filled.partition_key), (ROW_KEY, filled.row_key)):
+        scope = counting_scope(f"{filled.table} {key}", migration)
+        items = filled.each.compile(scope) if isinstance(filled, Index) and filled.each is not None else None
         for node in expression.walk():
             if isinstance(node, Hashed | Bucket):
                 buckets = node.count if isinstance(node, Bucket) else None
@@ -181,13 +188,13 @@ def _hashes_of(
                 )
 
 
-def _stream_of(one: Target | Index, migration: Migration) -> Callable[[Row], str] | None:
+def _stream_of(filled: Target | Index, migration: Migration) -> Callable[[Row], str] | None:
     """Return the function that names a row's stream: its PartitionKey without the moments, if any."""
-    parts = parts_of(one.partition_key)
+    parts = parts_of(filled.partition_key)
     lasting = [part for part in parts if not isinstance(part, MOMENTS)]
     if len(lasting) == len(parts):
         return None
     if not lasting:
         return lambda _row: ""
-    evaluate = Join("\0", tuple(lasting)).compile(counting_scope(f"{one.table} PartitionKey", migration))
+    evaluate = Join("\0", tuple(lasting)).compile(counting_scope(f"{filled.table} PartitionKey", migration))
     return lambda row: evaluate(row, "")

@@ -44,17 +44,17 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
     """Yield advice on personal data in keys, today's and planned."""
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
-            said = {"found": counted(column.shapes[shape], "key"), "form": PERSONAL[shape][1]}
-            said["share"] = percent(column.share(shape))
-            yield table.advice("personal-data", key=key, column=column, **said)
+            figures = {"found": counted(column.shapes[shape], "key"), "form": PERSONAL[shape][1]}
+            figures["share"] = percent(column.share(shape))
+            yield table.advice("personal-data", key=key, column=column, **figures)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on secrets in keys, today's and planned."""
     for table, key, column in facts.columns:
-        found = column.shapes[Shape.SECRET]
-        if found:
-            yield table.advice("secret-in-key", key=key, found=counted(found, "key"), column=column)
+        secrets = column.shapes[Shape.SECRET]
+        if secrets:
+            yield table.advice("secret-in-key", key=key, found=counted(secrets, "key"), column=column)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
@@ -137,19 +137,19 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
     migration = facts.migration
     if migration is None or not facts.planned:
         return
-    said = []
+    reasons = []
     if facts.unrepeatable:
-        said.append(f"{facts.unrepeatable:,} of {facts.repeated:,} rows got another key the second time")
+        reasons.append(f"{facts.unrepeatable:,} of {facts.repeated:,} rows got another key the second time")
     for field, expression in migration.key_expressions():
         for node in expression.walk():
             if isinstance(node, Custom):
                 code = getattr(node.function, "__code__", None)
                 names = sorted(WORDS["unrepeatable"].intersection(code.co_names)) if code is not None else []
-                said += [f"{field}: {node.reference} uses {', '.join(names)}"] if names else []
+                reasons += [f"{field}: {node.reference} uses {', '.join(names)}"] if names else []
             if node == Prop(TIMESTAMP):
-                said.append(f"{field} is made of Timestamp, which every write changes")
-    if said:
-        yield facts.planned[0].advice("unrepeatable-key", evidence="; ".join(said))
+                reasons.append(f"{field} is made of Timestamp, which every write changes")
+    if reasons:
+        yield facts.planned[0].advice("unrepeatable-key", evidence="; ".join(reasons))
 
 
 def random_bits(column: KeyColumn) -> float | None:

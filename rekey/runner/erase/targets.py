@@ -124,7 +124,7 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
     deleted = Counter[str]()
     writes = [(place, Operation(Verb.DELETE, row, etag_of(row))) for place, row in sorted(rows.items())]
     # Main and secondary rows of one partition go in one transaction, before index rows.
-    for group in transactions(writes, run.mapper.together):
+    for group in transactions(writes, run.mapper.co_located):
         left = group
         for _ in range(MAX_ROUNDS):
             operations = [operation for _, operation in left]

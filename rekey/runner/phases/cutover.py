@@ -165,8 +165,8 @@ async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
     counters: Counters | None = None
     if run.pool is None:
         with suppress(TooMany):
-            report = await verify_full(run, brings=True)
-            counters = {"rows_brought": report.found.brought}
+            report = await verify_full(run, propagate_first=True)
+            counters = {"rows_brought": report.differences.propagated}
             # Repaired rows are proved by the digests they were put back into, unless an unanswered write may
             # change them.
             if report.findings or (report.equal and not open_s(run)):
@@ -453,7 +453,7 @@ async def _prove_the_way_back(run: Run) -> None:
     """
     await until_quiet(run)
     report = await verify_full(run)
-    listed, indexes = report.found.listed, run.mapper.labels[1:]
+    listed, indexes = report.differences.listed, run.mapper.labels[1:]
     # The main target is the authority: a difference in it is never repaired.
     in_indexes = len(listed) == wrong(report) and all(divergence.table in indexes for divergence in listed)
     if report.findings and in_indexes:

@@ -75,8 +75,8 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
     if run.pool is not None:
         return await catch_up(run), await verify_full(run)
     try:
-        report = await verify_full(run, brings=True)
-        return {"rows_brought": report.found.brought}, report
+        report = await verify_full(run, propagate_first=True)
+        return {"rows_brought": report.differences.propagated}, report
     except TooMany:
         with on_top(OnTop.CHANGES):
             return await catch_up(run), await verify_full(run)

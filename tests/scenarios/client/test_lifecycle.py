@@ -94,7 +94,7 @@ def test_a_whole_migration_and_its_way_back_under_writes_of_two_clients(users: C
     assert users.control.copied
     users.live(20)
     report = users.verify()
-    assert (report.findings, report.found.unsettled) == (False, 0), "no false alarm while clients write"
+    assert (report.findings, report.differences.unsettled) == (False, 0), "no false alarm while clients write"
     users.apply(Phase.CUTOVER)
     assert users.phase is ControlPhase.CUTOVER
     users.live(20)

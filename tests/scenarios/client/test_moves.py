@@ -365,7 +365,7 @@ def test_verification_waits_for_what_the_journal_announces(users: Company) -> No
     users.apply()
     half_write(users, "0dead", FIRST, "late")
     report = users.verify()
-    assert (report.findings, report.found.transient) == (False, 1)
+    assert (report.findings, report.differences.transient) == (False, 1)
     users.assert_in_step()
     half_write(users, "0dead", FIRST, "later")
     assert not users.verify(Mode.SAMPLE).findings

@@ -521,7 +521,7 @@ async def test_differences_of_both_kinds_are_repaired(memory: MemoryTableService
     main = next(key for key in rows if key.row.startswith("BIB:") and key.partition == "race1")
     await table.delete(main)
     report = await full(context(world, tmp_path), repair=True)
-    assert report.found.counts == {"altered": 1, "extra": 2, "missing": 2}
-    assert sorted({one.table for one in report.found.listed}) == ["RacesByKey", "RacesByKey AGE:"]
+    assert report.differences.counts == {"altered": 1, "extra": 2, "missing": 2}
+    assert sorted({one.table for one in report.differences.listed}) == ["RacesByKey", "RacesByKey AGE:"]
     assert not (await full(context(world, tmp_path))).findings
     world.assert_in_step()

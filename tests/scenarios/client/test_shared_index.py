@@ -121,7 +121,7 @@ async def test_every_difference_of_either_kind_is_found_and_repaired(
     report = await full(ctx)
     by_label = {one.label: (one.expected_rows, one.actual_rows) for one in report.tables}
     assert by_label == {"UsersV2": (20, 20), f"{INDEX} E_": (40, 41), f"{INDEX} R_": (27, 26)}
-    assert len(report.found.listed) == 5
+    assert len(report.differences.listed) == 5
     await full(ctx, repair=True)
     world.assert_in_step()
     assert not (await full(ctx)).findings

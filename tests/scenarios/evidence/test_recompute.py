@@ -11,7 +11,7 @@ import pytest
 
 from rekey.evidence.keys import PublicKey
 from rekey.model import EntityKey, content_of
-from rekey.verify.sums import FEW
+from rekey.verify.bucket_digests import FEW
 from tests.asserts.command_line import Commands
 from tests.asserts.every import every
 from tests.worlds.evidence import exported, handed_over, key, rekey, rows, with_key

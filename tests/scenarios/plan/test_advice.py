@@ -91,7 +91,7 @@ async def test_a_large_table_is_counted_from_a_part_of_its_rows(memory: MemoryTa
     [migration] = plan.migrations
     [found] = [one for one in migration.advice if not one.today]
     assert "3,000 keys of 3,000 looked at" in found.evidence
-    assert (migration.mapped_rows, migration.looked_at) == (6_000, 3_000)
+    assert (migration.mapping.mapped_rows, migration.mapping.sampled_rows) == (6_000, 3_000)
     [told] = plan.as_json()["migrations"]
     assert (told["mapped_rows"], told["rows_looked_at"]) == (6_000, 3_000)
     assert "from 3,000 of 6,000 rows" in plan_text(plan)
@@ -108,8 +108,11 @@ async def test_conditions_on_every_row_cover_unsampled_rows(memory: MemoryTableS
     in_order = sorted(memory.dump("Users"), key=lambda row: (row["PartitionKey"], row["RowKey"]))
     assert [in_order[place]["RowKey"] for place in where] == [row["RowKey"] for row in where.values()]
     plan = await plan_one(memory, subject(FOLDED), exact=True)
-    assert plan.looked_at == 3_001
-    assert plan.collisions is not None and (plan.collisions.keys, plan.collisions.rows) == (1, 2)
+    assert plan.mapping.sampled_rows == 3_001
+    assert plan.mapping.collisions is not None and (
+        plan.mapping.collisions.keys,
+        plan.mapping.collisions.rows,
+    ) == (1, 2)
 
 
 # --- at the command line -----------------------------------------------------------------------------------

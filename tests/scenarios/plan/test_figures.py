@@ -88,13 +88,13 @@ async def test_exact_plans_are_exact(memory: MemoryTableService, monkeypatch: py
     rows = readings(300)
     await fill(memory, "Weather", rows)
     plan, migration = await planned(memory, exact=True)
-    assert migration.looked_at < len(rows) == migration.mapped_rows == 1_800
+    assert migration.mapping.sampled_rows < len(rows) == migration.mapping.mapped_rows == 1_800
     mapper = Mapper(WEATHER, {})
     targets = [mapper.map(row)[0].row for row in rows]
     inventory = migration.inventory
     assert inventory is not None and (inventory.rows.rows, inventory.partitions) == (1_800, 3)
     assert inventory.largest_partition == 900
-    for portrait, each in zip(migration.portraits, (rows, targets), strict=True):
+    for portrait, each in zip(migration.figures.portraits, (rows, targets), strict=True):
         partitions = Counter(row["PartitionKey"] for row in each)
         assert portrait.sizes == classes(partitions.values())
         assert [count for _, count in portrait.largest] == sorted(partitions.values(), reverse=True)[:8]
@@ -103,12 +103,12 @@ async def test_exact_plans_are_exact(memory: MemoryTableService, monkeypatch: py
             assert portrait.lengths[key] == lengths([row[key] for row in each])
         units = sum(len(row["PartitionKey"]) + len(row["RowKey"]) for row in each)
         assert portrait.key_bytes == pytest.approx(2 * units / len(each))
-    [target] = migration.fills
+    [target] = migration.mapping.fills
     by_month = Counter(row["PartitionKey"] for row in targets)
     assert (target.rows, target.partitions, target.largest_partition) == (1_800, 11, max(by_month.values()))
     assert sum(rows * number for rows, number in target.fills.items()) == 1_800
     assert sum(target.fills.values()) == target.batches
-    for load, each in zip(migration.loads, (rows, targets), strict=True):
+    for load, each in zip(migration.figures.loads, (rows, targets), strict=True):
         times = [row["At"][:7] for row in rows]
         cells = Counter(zip((row["PartitionKey"] for row in each), times, strict=True))
         columns = Counter(times)
@@ -143,11 +143,11 @@ async def test_a_sampled_plan_weights_what_it_read_and_says_so(memory: MemoryTab
     read, likely = inventory.rows.at_least, inventory.rows.rows
     assert in_first / read > 0.3
     truth = pytest.approx(in_first / likely, abs=0.01)
-    for load in migration.loads:
+    for load in migration.figures.loads:
         in_lanes = sum(sum(lane) for _, lane in load.lanes)
         assert in_lanes + sum(load.others_rows) == pytest.approx(likely, rel=0.01), "not of the rows read"
-    source, target = migration.portraits
-    assert min(sum(lane) for _, lane in migration.loads[0].lanes) / likely == truth
+    source, target = migration.figures.portraits
+    assert min(sum(lane) for _, lane in migration.figures.loads[0].lanes) / likely == truth
     assert source.lengths["PartitionKey"][8] / likely == truth
     for portrait in (source, target):
         assert [round(sum(one.values()) / likely, 2) for one in portrait.lengths.values()] == [1, 1]

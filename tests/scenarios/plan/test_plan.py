@@ -84,7 +84,9 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
     )
     # Windows come in order, and what they leave over at the end goes together: it can be foretold.
     assert abs(written - copied.requests) <= 0.01 * copied.requests
-    assert [fill_of.rows for fill_of in plan.fills] == [len(table) for table in world.actual().values()]
+    assert [fill_of.rows for fill_of in plan.mapping.fills] == [
+        len(table) for table in world.actual().values()
+    ]
 
 
 async def test_planning_writes_nothing(memory: MemoryTableService) -> None:
@@ -109,8 +111,8 @@ async def test_colliding_keys_are_shown_only_on_request(memory: MemoryTableServi
     [migration] = plan.migrations
     assert plan.exit_code == ExitCode.FINDINGS
     assert codes(migration) == ["collision"]
-    assert migration.collisions is not None
-    assert (migration.collisions.keys, migration.collisions.rows) == (1, 3)
+    assert migration.mapping.collisions is not None
+    assert (migration.mapping.collisions.keys, migration.mapping.collisions.rows) == (1, 3)
     named = {IDS.short("Users", key) for key in keys_of("anna7", "ANNA7", "Anna7")}
     assert set(migration.problems[0].row_ids) == named
     for text in (plan_text(plan), json.dumps(plan.as_json())):
@@ -145,8 +147,8 @@ async def test_rows_whose_keys_no_address_can_hold_are_foretold(memory: MemoryTa
     """The service takes keys of 1,024 characters; ASCII ones are carried."""
     await fill(memory, "Posts", [*posts(10), post("a" * 1024), post("\u6f22" * 1024)])
     plan = await plan_one(memory, subject(POSTS), exact=True)
-    assert [(one.code, one.rows) for one in plan.refused] == [("key-too-long", 1)]
-    assert plan.fills[0].rows == 11
+    assert [(one.code, one.rows) for one in plan.mapping.refused] == [("key-too-long", 1)]
+    assert plan.mapping.fills[0].rows == 11
 
 
 async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTableService) -> None:
@@ -154,13 +156,13 @@ async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTa
     lacking = {name: value for name, value in post("lacks").items() if name != "Month"}
     await fill(memory, "Posts", [*posts(100), *bad, lacking])
     plan = await plan_one(memory, subject(POSTS), exact=True)
-    assert [(one.code, one.rows, len(one.row_ids)) for one in plan.refused] == [
+    assert [(one.code, one.rows, len(one.row_ids)) for one in plan.mapping.refused] == [
         ("refused-character", 25, 20),
         ("missing-property", 1, 1),
     ]
     assert codes(plan) == ["row-refused", "row-refused"]
-    assert "default=" in plan.refused[1].cure
-    assert plan.fills[0].rows == 100
+    assert "default=" in plan.mapping.refused[1].cure
+    assert plan.mapping.fills[0].rows == 100
 
 
 async def test_every_row_is_tried_however_few_are_looked_at_for_advice(memory: MemoryTableService) -> None:
@@ -170,20 +172,20 @@ async def test_every_row_is_tried_however_few_are_looked_at_for_advice(memory: M
         rows[place] = {**rows[place], "Month": "2024/01"}
     await fill(memory, "Posts", rows)
     plan = await plan_one(memory, subject(POSTS), exact=True)
-    assert (plan.mapped_rows, plan.looked_at) == (6_000, 3_000)
-    assert [(one.code, one.rows) for one in plan.refused] == [("refused-character", 2)]
+    assert (plan.mapping.mapped_rows, plan.mapping.sampled_rows) == (6_000, 3_000)
+    assert [(one.code, one.rows) for one in plan.mapping.refused] == [("refused-character", 2)]
 
 
 async def test_examples_show_five_rows_by_safe_id_with_every_new_key(memory: MemoryTableService) -> None:
     await fill(memory, "Posts", posts(200))
     plan = await plan_one(memory, subject(POSTS))
-    assert len(plan.examples) == 5
-    for example in plan.examples:
+    assert len(plan.mapping.examples) == 5
+    for example in plan.mapping.examples:
         assert [new.table for new in example.new_keys] == ["PostsV2", "PostsByTag", "PostsByTag"]
         assert example.old_key is None and all(new.new_key is None for new in example.new_keys)
         assert example.new_keys[0].partition_units == len("2024-01")
     again = await plan_one(memory, subject(POSTS))
-    assert again.examples == plan.examples
+    assert again.mapping.examples == plan.mapping.examples
 
 
 async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTableService) -> None:
@@ -200,7 +202,7 @@ async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTab
     await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(1_500)])
     plan = await plan_one(memory, subject(alone), exact=True)
     assert codes(plan) == ["batches-of-one"]
-    assert plan.fills[0].batches == 1_500
+    assert plan.mapping.fills[0].batches == 1_500
     assert "1,500 requests instead of 15" in plan.problems[0].message
 
 
@@ -222,15 +224,15 @@ async def test_a_large_table_is_sampled_within_bounds(memory: MemoryTableService
     assert codes(plan) == ["sampled"]
     assert "about" in plan_text(await make_plan([subject(USERS)], memory, PlanOptions(sample=SMALL_SAMPLE)))
     exact = await plan_one(memory, subject(USERS), exact=True, limits=LIMITS)
-    assert 0.8 < plan.fills[0].batches / exact.fills[0].batches < 1.25
+    assert 0.8 < plan.mapping.fills[0].batches / exact.mapping.fills[0].batches < 1.25
 
 
 async def test_a_row_met_by_two_probes_is_looked_at_once(memory: MemoryTableService) -> None:
     """Probes may overlap; a row looked at twice would collide with itself."""
     await fill(memory, "Users", [user(str(n), "p") for n in range(6_000)])
     plan = await plan_one(memory, subject(USERS), sample=SampleSize(head_rows=1_000, probes=40))
-    assert plan.collisions is not None and plan.collisions.keys == 0
-    assert plan.mapped_rows <= 6_000
+    assert plan.mapping.collisions is not None and plan.mapping.collisions.keys == 0
+    assert plan.mapping.mapped_rows <= 6_000
 
 
 @pytest.mark.parametrize("generator", ["Users", "Posts", "Telemetry"])
@@ -395,5 +397,5 @@ async def test_probes_are_keys_that_a_service_answers(
     assert plan.inventory is not None and exact.inventory is not None
     assert exact.inventory.rows.rows == 2_500
     assert exact.inventory.partitions == len({row["PartitionKey"] for row in rows})
-    assert plan.mapped_rows <= 2_500
-    assert plan.collisions is not None and plan.collisions.keys == 0
+    assert plan.mapping.mapped_rows <= 2_500
+    assert plan.mapping.collisions is not None and plan.mapping.collisions.keys == 0

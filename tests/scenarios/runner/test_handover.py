@@ -133,7 +133,7 @@ def test_index_rows_follow_clients_until_the_handover(posts: Company) -> None:
     posts.live(30)
     assert sum(ledger.writes for ledger in ledgers) > before + 100
     report = posts.verify()
-    assert (report.findings, report.found.unsettled) == (False, 0)
+    assert (report.findings, report.differences.unsettled) == (False, 0)
     posts.settle()
     assert posts.unsettled == []
     assert without_index_rows(posts) == []
@@ -276,7 +276,7 @@ def test_a_comparison_after_the_handover_repairs_what_is_missing(posts: Company)
     posts.quiet()
     assert without_index_rows(posts)
     report = posts.verify()
-    assert report.found.counts.keys() == {"missing"}
+    assert report.differences.counts.keys() == {"missing"}
     assert posts.verify(repair=True).repair is not None
     assert without_index_rows(posts) == []
     assert not posts.verify().findings

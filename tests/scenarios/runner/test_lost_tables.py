@@ -343,7 +343,7 @@ def test_authority_stays_if_the_source_is_lost(made: Company, lose: Callable[[Pr
     assert made.project.rows("UsersV2") == before
     if lose is make_again:  # as the answer says: repair fills it from the target
         made.verify(repair=True)
-        assert made.verify().found.stable == 0
+        assert made.verify().differences.stable == 0
         made.rollback()
         made.assert_in_step()
 

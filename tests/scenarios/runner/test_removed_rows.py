@@ -443,7 +443,7 @@ def test_a_removed_index_row_is_restored_after_the_handover(tmp_path: Path) -> N
         made.do(made.project.tables.table("PostsByTag").insert(foreign))
         report = made.verify(Mode.FULL, repair=True)
         assert dict(report.repair.counts) == {"deleted": 1}
-        assert made.verify().found.stable == 0
+        assert made.verify().differences.stable == 0
         made.apply(Phase.COMPLETE)
         [key] = mapping(made.project, "x")
         with made.session() as session, pytest.raises(Refused, match="handover"):

@@ -25,7 +25,7 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.runner.status import read_status
 from rekey.state.store import State
 from rekey.status.facts import Sources
-from rekey.verify.full import Reread
+from rekey.verify.full import RereadBuckets
 from tests.asserts.command_line import Commands, Said
 from tests.fakes.faults import Call
 from tests.worlds.company import Company, company
@@ -165,7 +165,7 @@ def _sums_differ_and_no_row_is_found_that_does(rekey: Steps) -> None:
     rekey.does(rekey.new_users.delete(key_of(rekey.project.rows("UsersV2")[3])))
     with (
         mock.patch("rekey.verify.full._join_keys", lambda *_: iter(())),
-        mock.patch.object(Reread, "change", lambda *_: None),
+        mock.patch.object(RereadBuckets, "change", lambda *_: None),
     ):
         words = rekey.told(rekey("verify", code=1), "compare-again")
     assert "missing  UsersV2" in rekey(*words, code=1).out

@@ -20,7 +20,7 @@ from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.render import render
-from rekey.verify.report import Kind, exit_code
+from rekey.verify.report import DifferenceKind, exit_code
 from rekey.verify.sample import PAGE_BYTES, reservoir, sample
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
@@ -135,7 +135,7 @@ async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, 
     assert report.directions[0].at_most == pytest.approx(1 - 0.05 ** (1 / 30))
     assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report, "0001_users")
     assert report.as_json()["seed"] == 7
-    assert report.found.transient == 0, "a row that never differed is no transient divergence"
+    assert report.differences.transient == 0, "a row that never differed is no transient divergence"
 
 
 async def test_a_sample_of_all_rows_checks_all(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ async def test_a_sample_of_all_rows_checks_all(memory: MemoryTableService, tmp_p
     await world.targets[1].replace({**content_of(index), "Title": "changed"})
     report = await sampled(context(world, tmp_path), 1000, seed=1)
     assert exit_code(report) == ExitCode.FINDINGS
-    assert report.found.counts == {"altered": 2, "extra": 1, "missing": 1}
+    assert report.differences.counts == {"altered": 2, "extra": 1, "missing": 1}
     assert [(each.wrong, each.checked) for each in report.directions] == [(2, 60), (1, 60), (1, 120)]
     assert report.directions[0].at_most == 2 / 60
-    [missing] = [each for each in report.found.listed if each.kind is Kind.MISSING]
+    [missing] = [each for each in report.differences.listed if each.kind is DifferenceKind.MISSING]
     assert missing.source_id == source_id(world, HELLO)
     assert no_keys(json.dumps(report.as_json()["divergences"]))
     assert no_keys(render(report, "0001_users"))
@@ -164,7 +164,7 @@ async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_pat
     world = await filled(World(memory, LOWERED), [user("Ann")])
     await world.source.insert(user("ANN"))
     report = await sampled(context(world, tmp_path), 10, seed=1)
-    assert report.found.counts == {"collision": 1}
+    assert report.differences.counts == {"collision": 1}
 
 
 async def test_a_seed_draws_the_same_rows(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_a_seed_draws_the_same_rows(memory: MemoryTableService, tmp_path: 
 
     async def drawn(seed: int) -> set[str]:
         report = await sampled(context(world, tmp_path), 10, seed=seed)
-        return {each.row_id for each in report.found.listed}
+        return {each.row_id for each in report.differences.listed}
 
     assert await drawn(1) == await drawn(1)
     assert await drawn(1) != await drawn(2)

@@ -14,7 +14,7 @@ from rekey.model import EntityKey, key_of
 from rekey.tables.azure import AzureTableService
 from rekey.verify.count import count
 from rekey.verify.full import full
-from rekey.verify.report import Change, Kind
+from rekey.verify.report import Change, DifferenceKind
 from tests.worlds.small import USERS, World, user
 from tests.worlds.verification import context, sampled
 
@@ -69,14 +69,20 @@ async def test_planted_divergences_are_found_and_mended_on_azurite(
     ids = world.mapping.rows.ids
     found = {
         each.source_id: (each.kind, [(how.name, how.change) for how in each.properties])
-        for each in report.found.listed
+        for each in report.differences.listed
     }
     assert found == {
-        ids.short(world.source.name, EntityKey("eu", "missing")): (Kind.MISSING, []),
-        ids.short(world.source.name, EntityKey("eu", "wrong")): (Kind.WRONG_KEY, []),
-        ids.short(world.source.name, EntityKey("eu", "wider")): (Kind.ALTERED, [("Age", Change.TYPE)]),
-        ids.short(world.source.name, EntityKey("eu", "tick")): (Kind.ALTERED, [("Seen", Change.VALUE)]),
-        "": (Kind.EXTRA, []),
+        ids.short(world.source.name, EntityKey("eu", "missing")): (DifferenceKind.MISSING, []),
+        ids.short(world.source.name, EntityKey("eu", "wrong")): (DifferenceKind.WRONG_KEY, []),
+        ids.short(world.source.name, EntityKey("eu", "wider")): (
+            DifferenceKind.ALTERED,
+            [("Age", Change.TYPE)],
+        ),
+        ids.short(world.source.name, EntityKey("eu", "tick")): (
+            DifferenceKind.ALTERED,
+            [("Seen", Change.VALUE)],
+        ),
+        "": (DifferenceKind.EXTRA, []),
     }
     again = await full(ctx)
     assert not again.findings

@@ -18,7 +18,7 @@ from rekey.tables.base import Operation, Table
 from rekey.tables.split import find_middle
 from rekey.verify.full import full
 from rekey.verify.render import render
-from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
+from rekey.verify.report import Change, DifferenceKind, Outcome, PropertyDifference, exit_code
 from rekey.verify.trace import Trace
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
@@ -49,7 +49,7 @@ class Plant:
     """One divergence: how it is planted in a target table, and what must be found."""
 
     plant: Callable[[World, int, Row], Awaitable[Any]]
-    kind: Kind
+    kind: DifferenceKind
     properties: tuple[PropertyDifference, ...] = ()
     outcome: Outcome = Outcome.PROPAGATED
 
@@ -95,20 +95,20 @@ def change(name: str, how: Change) -> tuple[PropertyDifference, ...]:
 
 
 PLANTS = {
-    "missing": Plant(missing, Kind.MISSING),
-    "extra": Plant(extra, Kind.EXTRA, outcome=Outcome.DELETED),
-    "one character": Plant(one_character, Kind.ALTERED, change("Name", Change.VALUE)),
-    "Int32 to Int64": Plant(wider, Kind.ALTERED, change("Age", Change.TYPE)),
-    "off by 100 ns": Plant(off_by_100_ns, Kind.ALTERED, change("Seen", Change.VALUE)),
-    "property gone": Plant(property_gone, Kind.ALTERED, change("Age", Change.MISSING)),
-    "property more": Plant(property_more, Kind.ALTERED, change("More", Change.EXTRA)),
-    "wrong key": Plant(wrong_key, Kind.WRONG_KEY, outcome=Outcome.MOVED),
+    "missing": Plant(missing, DifferenceKind.MISSING),
+    "extra": Plant(extra, DifferenceKind.EXTRA, outcome=Outcome.DELETED),
+    "one character": Plant(one_character, DifferenceKind.ALTERED, change("Name", Change.VALUE)),
+    "Int32 to Int64": Plant(wider, DifferenceKind.ALTERED, change("Age", Change.TYPE)),
+    "off by 100 ns": Plant(off_by_100_ns, DifferenceKind.ALTERED, change("Seen", Change.VALUE)),
+    "property gone": Plant(property_gone, DifferenceKind.ALTERED, change("Age", Change.MISSING)),
+    "property more": Plant(property_more, DifferenceKind.ALTERED, change("More", Change.EXTRA)),
+    "wrong key": Plant(wrong_key, DifferenceKind.WRONG_KEY, outcome=Outcome.MOVED),
 }
 INDEX_PLANTS = {
-    "missing": Plant(missing, Kind.MISSING),
-    "extra": Plant(extra, Kind.EXTRA, outcome=Outcome.DELETED),
-    "one character": Plant(one_character, Kind.ALTERED, change("Title", Change.VALUE)),
-    "wrong key": Plant(wrong_key, Kind.WRONG_KEY, outcome=Outcome.MOVED),
+    "missing": Plant(missing, DifferenceKind.MISSING),
+    "extra": Plant(extra, DifferenceKind.EXTRA, outcome=Outcome.DELETED),
+    "one character": Plant(one_character, DifferenceKind.ALTERED, change("Title", Change.VALUE)),
+    "wrong key": Plant(wrong_key, DifferenceKind.WRONG_KEY, outcome=Outcome.MOVED),
 }
 
 
@@ -118,15 +118,15 @@ async def check_plant(world: World, table: int, source_key: EntityKey, plant: Pl
     ctx = context(world, folder)
     report = await full(ctx)
     assert exit_code(report) == ExitCode.FINDINGS
-    [found] = report.found.listed
+    [found] = report.differences.listed
     assert (found.kind, found.table) == (plant.kind, world.targets[table].name)
     assert found.properties == plant.properties
     stray = target_id(world, table, {**row, "RowKey": WRONG})
-    if plant.kind is Kind.EXTRA:
+    if plant.kind is DifferenceKind.EXTRA:
         assert (found.row_id, found.source_id) == (stray, "")
     else:
         assert (found.row_id, found.source_id) == (target_id(world, table, row), source_id(world, source_key))
-        assert found.stray_id == (stray if plant.kind is Kind.WRONG_KEY else "")
+        assert found.stray_id == (stray if plant.kind is DifferenceKind.WRONG_KEY else "")
     for text in (render(report, "0001_users"), json.dumps(report.as_json()), repr(report)):
         assert found.row_id in text
         assert "example.com" not in text
@@ -187,7 +187,7 @@ async def test_all_plants_at_once_are_told_apart(memory: MemoryTableService, tmp
         else:
             await plant.plant(world, 0, row)
     report = await full(context(world, tmp_path), repair=True)
-    assert report.found.counts == {"altered": 5, "extra": 1, "missing": 1, "wrong-key": 1}
+    assert report.differences.counts == {"altered": 5, "extra": 1, "missing": 1, "wrong-key": 1}
     assert not (await full(context(world, tmp_path))).findings
     world.assert_in_step()
 
@@ -197,8 +197,8 @@ async def test_an_orphaned_target_row_is_removed(memory: MemoryTableService, tmp
     world = await filled(World(memory, POSTS), posts())
     await world.source.delete(HELLO)
     report = await full(context(world, tmp_path), repair=True)
-    assert report.found.counts == {"extra": 3}
-    assert {each.source_id for each in report.found.listed} == {source_id(world, HELLO)}
+    assert report.differences.counts == {"extra": 3}
+    assert {each.source_id for each in report.differences.listed} == {source_id(world, HELLO)}
     world.assert_in_step()
 
 
@@ -208,8 +208,8 @@ async def test_an_unclaimed_index_row_is_removed(memory: MemoryTableService, tmp
     row = rows_of(world, 1, HELLO)[0]
     await world.targets[1].insert({**row, "PartitionKey": "never-a-tag"})
     report = await full(context(world, tmp_path), repair=True)
-    [found] = report.found.listed
-    assert (found.kind, found.source_id) == (Kind.EXTRA, source_id(world, HELLO))
+    [found] = report.differences.listed
+    assert (found.kind, found.source_id) == (DifferenceKind.EXTRA, source_id(world, HELLO))
     assert report.repair is not None
     assert report.repair.counts == {"deleted": 1}
     world.assert_in_step()
@@ -244,8 +244,11 @@ async def test_colliding_source_rows_overwrite_nothing(memory: MemoryTableServic
     await world.source.insert(user("ANN"))
     before = world.actual()
     report = await full(context(world, tmp_path), repair=True)
-    [found] = report.found.listed
-    assert (found.kind, found.source_id) == (Kind.COLLISION, source_id(world, EntityKey("eu", "ANN")))
+    [found] = report.differences.listed
+    assert (found.kind, found.source_id) == (
+        DifferenceKind.COLLISION,
+        source_id(world, EntityKey("eu", "ANN")),
+    )
     assert report.repair is not None
     assert report.repair.counts == {"refused": 1}
     assert world.actual() == before
@@ -262,7 +265,7 @@ async def test_many_colliding_rows_are_each_named_once(memory: MemoryTableServic
     for name in names:
         await world.propagator.propagate(EntityKey("eu", name))
     report = await full(context(world, tmp_path))
-    collided = [each.source_id for each in report.found.listed if each.kind is Kind.COLLISION]
+    collided = [each.source_id for each in report.differences.listed if each.kind is DifferenceKind.COLLISION]
     assert sorted(collided) == sorted(
         source_id(world, EntityKey("eu", name)) for name in spellings if name != spellings[20]
     )
@@ -275,8 +278,8 @@ async def test_rows_the_mapping_refuses_are_findings(memory: MemoryTableService,
     del row["Month"]
     await world.source.insert(row)
     report = await full(context(world, tmp_path), repair=True)
-    [found] = report.found.listed
-    assert (found.kind, found.code) == (Kind.REFUSED, "missing-property")
+    [found] = report.differences.listed
+    assert (found.kind, found.code) == (DifferenceKind.REFUSED, "missing-property")
     assert found.source_id == source_id(world, EntityKey("blog", "keyless"))
     assert report.refused_rows == 1
     assert report.repair is not None
@@ -296,7 +299,7 @@ async def test_many_differences_go_through_bounded_groups(
     for row in memory.dump("UsersV2")[:50]:
         await world.targets[0].replace({**content_of(row), "Name": "changed"})
     report = await full(context(world, tmp_path))
-    assert report.found.counts == {"altered": 50, "missing": 150}
+    assert report.differences.counts == {"altered": 50, "missing": 150}
     assert "... and 180 more" in render(report, "0001_users")
     await full(context(world, tmp_path), repair=True)
     world.assert_in_step()
@@ -313,7 +316,7 @@ async def test_equal_rows_are_not_paired_by_guess(memory: MemoryTableService, tm
     await missing(world, 0, second)
     await world.targets[0].insert({**first, "RowKey": WRONG})
     report = await full(context(world, tmp_path), repair=True)
-    assert report.found.counts == {"extra": 1, "missing": 2}
+    assert report.differences.counts == {"extra": 1, "missing": 2}
     world.assert_in_step()
 
 
@@ -324,9 +327,9 @@ async def test_a_stray_row_with_an_owner_is_no_wrong_key(memory: MemoryTableServ
     await missing(world, 0, rows_of(world, 0, EntityKey("blog", "post-1"))[0])
     await world.source.delete(EntityKey("blog", "post-2"))
     report = await full(context(world, tmp_path), repair=True)
-    assert {(each.kind, each.source_id) for each in report.found.listed} == {
-        (Kind.MISSING, source_id(world, EntityKey("blog", "post-1"))),
-        (Kind.EXTRA, source_id(world, EntityKey("blog", "post-2"))),
+    assert {(each.kind, each.source_id) for each in report.differences.listed} == {
+        (DifferenceKind.MISSING, source_id(world, EntityKey("blog", "post-1"))),
+        (DifferenceKind.EXTRA, source_id(world, EntityKey("blog", "post-2"))),
     }
     world.assert_in_step()
 
@@ -347,7 +350,7 @@ async def test_a_refused_row_does_not_block_repairs(memory: MemoryTableService, 
     report = await full(context(world, tmp_path, propagate=propagate), repair=True)
     assert report.repair is not None
     assert report.repair.counts == {"propagated": 4, "refused": 1}
-    [left] = (await full(context(world, tmp_path))).found.listed
+    [left] = (await full(context(world, tmp_path))).differences.listed
     assert left.source_id == source_id(world, refused[0])
 
 
@@ -369,14 +372,14 @@ async def test_a_copied_timestamp_is_not_compared(memory: MemoryTableService, tm
     world.service.clock.advance(5)  # type: ignore[attr-defined]
     for row in memory.dump("Users"):
         await world.source.replace(content_of(row))
-    assert (await full(context(world, tmp_path))).found.counts == {"altered": 41}
+    assert (await full(context(world, tmp_path))).differences.counts == {"altered": 41}
     after_cutover = context(world, tmp_path, authority_is_target=True)
     report = await full(after_cutover)
     assert not report.findings
     assert report.tables[0].not_compared == ("Changed",)
     row = content_of(memory.dump("UsersV2")[0])
     await world.targets[0].replace({**row, "Nm": "changed"})
-    [found] = (await full(after_cutover)).found.listed
+    [found] = (await full(after_cutover)).differences.listed
     assert [each.name for each in found.properties] == ["Nm"]
 
 
@@ -391,7 +394,7 @@ async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages(
         return await find_middle(table, *of, **how)
 
     monkeypatch.setattr("rekey.tables.parallel.find_middle", middle)
-    monkeypatch.setattr("rekey.verify.summing.LEAST_ROWS", 20)
+    monkeypatch.setattr("rekey.verify.first_pass.LEAST_ROWS", 20)
     small_pages(monkeypatch, 10)
     world = await filled(World(memory, USERS), [user(f"u{number:04}@example.com") for number in range(600)])
     for number in range(0, 600, 100):
@@ -404,9 +407,9 @@ async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages(
                 await world.targets[0].replace({**row, "Planted": 1})
             case 2:
                 await world.source.delete(source)
-    report = await full(context(world, tmp_path, brings=True))
+    report = await full(context(world, tmp_path, propagate_first=True))
     assert divided
-    assert report.found.brought == 6
+    assert report.differences.propagated == 6
     assert report.equal
     assert not report.findings
     world.assert_in_step()
@@ -428,6 +431,6 @@ async def test_a_row_that_changes_between_its_two_readings_is_looked_at(
         return found
 
     monkeypatch.setattr(Trace, "left_over", changing)
-    report = await full(context(world, tmp_path, brings=True))
-    assert report.found.brought == 1
+    report = await full(context(world, tmp_path, propagate_first=True))
+    assert report.differences.propagated == 1
     world.assert_in_step()

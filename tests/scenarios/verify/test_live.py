@@ -20,12 +20,12 @@ from rekey.core import spill
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.errors import Interrupted, MachineFailed
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
+from rekey.verify.bucket_digests import SOURCE, Part, Partial
 from rekey.verify.context import RecheckPolicy, ReconcileContext
-from rekey.verify.full import Reread, full, spill_rows
+from rekey.verify.first_pass import Checkpoint, add_digests
+from rekey.verify.full import RereadBuckets, full, spill_rows
 from rekey.verify.render import render
-from rekey.verify.report import Kind
-from rekey.verify.summing import Checkpoint, sum_up
-from rekey.verify.sums import SOURCE, Part, Partial
+from rekey.verify.report import DifferenceKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind
 from tests.fakes.memory import MemoryTableService, Mood
@@ -98,14 +98,14 @@ async def test_live_writes_raise_no_alarm(memory: MemoryTableService, tmp_path: 
     report = await full(ctx)
     stop.set()
     writes = sum(await asyncio.gather(*writers))
-    [found] = report.found.listed
+    [found] = report.differences.listed
     assert (found.kind, found.table, found.source_id) == (
-        Kind.ALTERED,
+        DifferenceKind.ALTERED,
         "PostsByTag",
         source_id(world, EntityKey("blog", "quiet")),
     )
-    assert report.found.unsettled == 0
-    assert report.found.transient > 0, f"{writes} writes did not overlap: the test shows nothing"
+    assert report.differences.unsettled == 0
+    assert report.differences.transient > 0, f"{writes} writes did not overlap: the test shows nothing"
 
 
 async def test_without_a_journal_only_stable_rows_count(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_without_a_journal_only_stable_rows_count(memory: MemoryTableServi
     stop.set()
     await asyncio.gather(*writers)
     assert not report.findings
-    assert report.found.transient > 0
+    assert report.differences.transient > 0
     assert report.equal, "counts and digests are those of the rows as they were read last"
 
 
@@ -128,8 +128,8 @@ class Mending:
     def __init__(self, mend: Callable[[], Awaitable[object]]) -> None:
         self._mend = mend
 
-    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
-        await sum_up(ctx, work, checkpoint=checkpoint)
+    async def add_digests(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
+        await add_digests(ctx, work, checkpoint=checkpoint)
         await self._mend()
 
     async def spill_rows(self, *given: Any) -> None:
@@ -144,7 +144,7 @@ async def test_figures_match_the_second_reading(memory: MemoryTableService, tmp_
     reader = Mending(lambda: world.propagator.propagate(key_of(user("new@example.com"))))
     report = await full(context(world, tmp_path), reader=reader)
     [table] = report.tables
-    assert (report.findings, report.found.transient, report.found.rechecked) == (False, 0, 0)
+    assert (report.findings, report.differences.transient, report.differences.rechecked) == (False, 0, 0)
     assert (table.expected_rows, table.actual_rows, table.differing_buckets, table.reread_buckets) == (
         3,
         3,
@@ -164,9 +164,9 @@ async def test_sums_that_differ_without_a_row_that_does_are_a_finding(
     world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
     await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
     monkeypatch.setattr("rekey.verify.full._join_keys", lambda *_: iter(()))
-    monkeypatch.setattr(Reread, "change", lambda *_: None)
+    monkeypatch.setattr(RereadBuckets, "change", lambda *_: None)
     report = await full(context(world, tmp_path))
-    assert (report.found.any, report.unexplained, report.findings) == (False, 1, True)
+    assert (report.differences.any, report.unexplained, report.findings) == (False, 1, True)
     text = " ".join(render(report, "0001_users").split())
     assert "Counts or digests of 1 bucket differ, and no row was found that does." in text
     assert "is as the source says" not in text
@@ -186,7 +186,7 @@ async def test_a_row_that_addresses_misread_is_no_equal_row(
     monkeypatch.setattr("rekey.verify.settle.is_addressable", lambda _key: True)
     assert await world.source.get(key_of(odd)) is None
     report = await full(context(world, tmp_path))
-    assert report.found.counts == {"missing": 1}
+    assert report.differences.counts == {"missing": 1}
 
 
 async def _always(_source_key: EntityKey) -> bool:
@@ -204,8 +204,8 @@ async def test_a_collision_is_named_at_once_although_its_intents_stay(
     await world.source.insert(other)
     begun = clock.ticks()
     report = await full(context(world, tmp_path, in_flight=_always, authority_is_target=target_decides))
-    assert (report.found.counts, report.found.unsettled) == ({"collision": 1}, 0)
-    [found] = report.found.listed
+    assert (report.differences.counts, report.differences.unsettled) == ({"collision": 1}, 0)
+    [found] = report.differences.listed
     assert {found.source_id, found.other_id} == {source_id(world, key_of(row)) for row in (one, other)}
     assert f"source row {found.other_id} has the same target key" in render(report, "0001_users")
     assert (clock.ticks() - begun) / 1e7 < (35 if target_decides else 3)
@@ -224,8 +224,8 @@ async def test_collisions_do_not_wait(memory: MemoryTableService, clock: FakeClo
     await world.source.merge({**{name: user("b")[name] for name in ("PartitionKey", "RowKey")}, "Seat": "1"})
     begun = clock.ticks()
     report = await full(context(world, tmp_path, in_flight=_always))
-    assert report.found.unsettled == 0
-    assert report.found.counts["collision"] == 1
+    assert report.differences.unsettled == 0
+    assert report.differences.counts["collision"] == 1
     assert (clock.ticks() - begun) / 1e7 < 5
 
 
@@ -245,7 +245,7 @@ async def test_an_announced_write_is_waited_for(memory: MemoryTableService, tmp_
 
     report = await full(context(world, tmp_path, in_flight=in_flight))
     assert not report.findings
-    assert report.found.transient == 1
+    assert report.differences.transient == 1
     assert '"transient":1' in json.dumps(report.as_json(), separators=(",", ":"))
     assert asked == 20
 
@@ -259,7 +259,7 @@ async def test_an_ended_intent_hides_no_divergence(memory: MemoryTableService, t
         return next(answers, False)
 
     report = await full(context(world, tmp_path, in_flight=in_flight))
-    assert report.found.counts == {"altered": 1}
+    assert report.differences.counts == {"altered": 1}
 
 
 async def test_moving_row_is_unsettled(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_moving_row_is_unsettled(memory: MemoryTableService, clock: FakeCl
     await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "N": 0})
     begun = clock.ticks()
     report = await full(context(world, tmp_path, in_flight=never_ending))
-    assert (report.found.stable, report.found.unsettled, report.findings) == (0, 1, True)
+    assert (report.differences.stable, report.differences.unsettled, report.findings) == (0, 1, True)
     assert "unsettled" in render(report, "0001_users")
     assert (clock.ticks() - begun) / 1e7 == pytest.approx(61, abs=2)
 
@@ -293,11 +293,11 @@ async def test_differences_of_the_next_delta_are_pending(memory: MemoryTableServ
         return True
 
     report = await full(context(world, tmp_path, pending=pending))
-    assert (report.found.pending, report.findings) == (2, False)
+    assert (report.differences.pending, report.findings) == (2, False)
     assert "pending" in render(report, "0001_users")
     await world.targets[0].insert({"PartitionKey": "eu", "RowKey": "foreign"})
     report = await full(context(world, tmp_path, pending=pending))
-    assert report.found.counts == {"extra": 1}
+    assert report.differences.counts == {"extra": 1}
 
 
 async def test_a_refused_row_is_never_pending(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ async def test_a_refused_row_is_never_pending(memory: MemoryTableService, tmp_pa
         return True
 
     report = await full(context(world, tmp_path, pending=pending))
-    assert report.found.counts == {"refused": 1}
+    assert report.differences.counts == {"refused": 1}
 
 
 async def test_a_foreign_row_with_a_new_owner_stays(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_a_foreign_row_with_a_new_owner_stays(memory: MemoryTableService, 
             return await target.get(key)
 
     report = await full(context(world, tmp_path, targets=[Watched()]), repair=True)
-    assert report.found.counts == {"extra": 1}
+    assert report.differences.counts == {"extra": 1}
     assert report.repair is not None
     assert report.repair.counts in ({"gone": 1}, {"changed": 1})
     world.assert_in_step()
@@ -408,7 +408,7 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
 ) -> None:
     """What is stored at any moment counts no row twice and leaves none out: a target whose rows come in no
     order is read from its beginning again. (A source is never in such a service.)"""
-    monkeypatch.setattr("rekey.verify.summing.CHECKPOINT_ROWS", 1)
+    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1)
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
     ordered = MemoryTableService(clock=memory.clock)
     ordered._tables = {name.lower(): rows for name, rows in memory._tables.items()}
@@ -434,7 +434,7 @@ async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
     """An empty page without a cursor says nothing new about how far the part was read."""
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(5)])
     work = Partial.fresh(1)
-    await sum_up(context(world, tmp_path), work)
+    await add_digests(context(world, tmp_path), work)
     cursors = [part.cursor for part in work.parts]
     for part in work.parts:
         part.done = False
@@ -447,10 +447,10 @@ async def test_an_empty_first_page_does_not_make_a_resumed_part_begin_again(
     first = world.service._calls + 1
     memory.faults = EmptyFirst()
     seen = []
-    monkeypatch.setattr("rekey.verify.summing.CHECKPOINT_ROWS", 0)
+    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 0)
     _, stop = stopping_after(2)
     with pytest.raises(Interrupted):
-        await sum_up(
+        await add_digests(
             context(world, tmp_path, scans=1, stop=stop),
             work,
             checkpoint=lambda partial: seen.append([part.cursor for part in partial.parts]),
@@ -468,7 +468,7 @@ async def test_ranges_of_workers_add_up(memory: MemoryTableService, tmp_path: Pa
     lower.parts = [Part(SOURCE, KeyRange(None, middle))]
     upper.parts = [Part(SOURCE, KeyRange(middle, None)), Part(0, EVERYTHING)]
     for work in (lower, upper):
-        await sum_up(context(world, tmp_path), work)
+        await add_digests(context(world, tmp_path), work)
         assert {part.done for part in work.parts} == {True}
     assert (lower.source_rows, upper.source_rows) == (1001, COUNT - 1001)
     merged = Partial.from_state(json.loads(json.dumps(lower.as_state())), targets=1)
@@ -481,8 +481,8 @@ async def test_ranges_of_workers_add_up(memory: MemoryTableService, tmp_path: Pa
     report = await full(context(world, tmp_path), partial=merged)
     whole = await full(context(world, tmp_path))
     assert report.tables == whole.tables
-    assert report.found == whole.found
-    assert report.found.counts == {"altered": 1}
+    assert report.differences == whole.differences
+    assert report.differences.counts == {"altered": 1}
 
 
 async def test_empty_and_short_pages_lose_no_row(memory: MemoryTableService, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from rekey.phases import ControlPhase, Phase
 from rekey.runner import commands, stop
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.stop import Measured, reading_s
+from rekey.verify import first_pass, trace
 from rekey.verify import full as comparison
-from rekey.verify import summing, trace
 from rekey.verify.report import FullReport, TableRead
 from tests.asserts.command_line import Commands
 from tests.fakes.executors import NAME, inline
@@ -202,7 +202,7 @@ def test_with_workers_passes_a_sweep_and_a_verification_do_the_same(project: Pro
 
 def test_an_interrupted_comparison_resumes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its watermark is the time before its first sitting: what changed between the two is not passed over."""
-    monkeypatch.setattr(summing, "CHECKPOINT_ROWS", 100)
+    monkeypatch.setattr(first_pass, "CHECKPOINT_ROWS", 100)
     apply(project, Phase.BACKFILL)
     changed(project)
     stop_flag, pages = StopFlag(), 0

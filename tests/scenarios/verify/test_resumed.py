@@ -18,7 +18,7 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
-from rekey.verify import summing
+from rekey.verify import first_pass
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
 from tests.fakes.executors import NAME, Inline, Plain, inline
@@ -91,7 +91,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
         return scan(self, *words, **{**more, "page_rows": min(rows, more.get("page_rows", rows))})
 
     monkeypatch.setattr(MemoryTable, "scan", paged)
-    monkeypatch.setattr(summing, "LEAST_ROWS", 2 * rows)
+    monkeypatch.setattr(first_pass, "LEAST_ROWS", 2 * rows)
 
 
 def stored(project: Project) -> list[tuple[Any, ...]]:
@@ -150,7 +150,7 @@ def test_workers_tell_the_kinds_of_rows_in_one_table_apart(tmp_path: Path) -> No
         with project.session() as session:
             session.do(table.delete(EntityKey("nyc__c", "TEAM:x__0007")))
             session.do(table.merge({"PartitionKey": "nyc__c", "RowKey": "BIB:0009__John", "Age": 99}))
-        found = verified(NAME, repair=True).found.listed
+        found = verified(NAME, repair=True).differences.listed
         assert {(one.table, one.kind) for one in found} == {
             ("RacesV2", "altered"),
             ("RacesV2 TEAM:", "missing"),
@@ -193,7 +193,7 @@ def test_changing_rows_are_no_findings(project: Project, monkeypatch: pytest.Mon
     with project.session() as session:
         session.do(project.tables.table("UsersV2").replace({**content_of(broken), "Name": "wrong"}))
         # seen by nobody as a change of the source: only the comparison finds it
-    assert verify(project).found.counts == {"altered": 1}
+    assert verify(project).differences.counts == {"altered": 1}
 
 
 def test_the_stored_state_holds_no_sealed_key(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +283,12 @@ def test_workers_find_the_same_without_keys(project: Project, monkeypatch: pytes
     kinds = planted(project)
     monkeypatch.setattr(slices, "MOST_RECORDS", 1)
     alone = verify(project)
-    assert alone.found.counts == kinds
+    assert alone.differences.counts == kinds
     with inline(project) as executor:
         report = verify(project, executor=NAME)
         assert {one["kind"] for one in executor.given} == {"sum", "find"}
         assert "example.com" not in repr([*executor.given, *executor.answers])
-    assert report.found == alone.found
+    assert report.differences == alone.differences
     assert digests(report) == digests(alone)
 
 
@@ -301,7 +301,7 @@ def test_answers_that_are_no_sums_or_no_rows_of_the_task_are_not_counted(project
 
     with inline(project) as executor:
         _once(executor, spoiled)
-        assert verify(project, executor=NAME).found.stable == 4
+        assert verify(project, executor=NAME).differences.stable == 4
         executor.carry = spoiled
         with pytest.raises(RekeyError) as told:
             verify(project, executor=NAME)

@@ -46,7 +46,7 @@ def removed(made: Company) -> str:
     """Let a repair remove a row that no source row gives, and verify; return its safe id."""
     made.do(made.project.tables.table("UsersV2").insert(GHOST))
     [row] = made.verify(repair=True).repair.repairs
-    assert made.verify().found.stable == 0
+    assert made.verify().differences.stable == 0
     row_id: str = row.divergence.row_id
     return row_id
 
@@ -115,11 +115,11 @@ def test_a_row_restored_after_the_verification_does_not_go_live(made: Company, e
     assert CHANGED in found.verification_closes
     assert found.next["command"] == f"rekey verify {made.script_id} --mode full"
     require_closed(made)
-    assert made.verify().found.stable == 1
+    assert made.verify().differences.stable == 1
     with pytest.raises(GateClosed, match="1 row that differs"):
         made.apply(Phase.CUTOVER)
     made.verify(repair=True)
-    assert made.verify().found.stable == 0
+    assert made.verify().differences.stable == 0
     made.apply(Phase.CUTOVER)
     assert made.phase is ControlPhase.CUTOVER
     assert not has_ghost(made)
@@ -137,7 +137,7 @@ def test_killed_anywhere_in_a_restore_the_row_is_not_there_or_the_gate_is_closed
             there += 1
             require_closed(made)
             made.do(made.project.tables.table("UsersV2").delete(key_of(GHOST)))
-            assert made.verify().found.stable == 0
+            assert made.verify().differences.stable == 0
         at += 1
     assert there > 1
 
@@ -185,7 +185,7 @@ def test_a_rollback_on_another_machine_ends_the_force_of_the_verification(made: 
     with made.session() as session:  # also without what this machine would have noted
         session.state.set_fact(made.script_id, RETURNED_AFTER, None)
     require_closed(made)
-    assert made.verify().found.stable == 0
+    assert made.verify().differences.stable == 0
     made.apply(Phase.CUTOVER)
 
 

@@ -318,7 +318,7 @@ def test_a_secondary_row_carries_the_whole_row_if_asked_to() -> None:
             "Other": 2,
         },
     )
-    assert made.together == {0, 1}
+    assert made.co_located == {0, 1}
     assert [made.kind_of(key) for key in ("ID:a", "AT:a", "AT", "stray")] == [0, 1, 0, 0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from rekey import keys
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, ExitCode, Moved
-from rekey.plan.plan import make_plan, take_basis, weighty
+from rekey.plan.plan import basis_advice, make_plan, take_basis
 from rekey.plan.planfile import PlanFile, check_declared, check_plan, moved, read_plan, write_plan
 from rekey.plan.result import Advice, Basis, Plan, TableState
 from rekey.plan.subject import PlanOptions
@@ -98,7 +98,7 @@ def test_notes_and_figures_move_no_plan_and_the_heaviest_of_a_code_counts() -> N
 
     before = [given("a", Severity.WARNING), given("a", Severity.ERROR), given("b", Severity.NOTE)]
     after = [given("a", Severity.ERROR, evidence="other figures"), given("c", Severity.ERROR, today=True)]
-    assert weighty(before) == weighty(after) == {"a": Severity.ERROR}
+    assert basis_advice(before) == basis_advice(after) == {"a": Severity.ERROR}
 
 
 def test_a_target_that_got_rows_is_named() -> None:

@@ -34,7 +34,7 @@ def rows_of(sends: Sends) -> int:
 
 def test_full_batches_of_one_partition() -> None:
     [sends] = packed(["p"] * 1_000).sends
-    assert rows_of(sends) == sends.given == 1_000
+    assert rows_of(sends) == sends.added == 1_000
     assert sends.fills == Counter({100: 10})
 
 
@@ -62,7 +62,7 @@ def test_a_stretch_that_ends_early_leaves_out_what_would_have_been_filled() -> N
     rows = [f"p{number % 20}" for number in range(100 * (STEADY_WINDOWS + 3))]
     cut_off, whole = packed(rows, whole=False), packed(rows)
     assert cut_off.steady
-    assert rows_of(cut_off.sends[0]) < cut_off.sends[0].given < rows_of(whole.sends[0]) == len(rows)
+    assert rows_of(cut_off.sends[0]) < cut_off.sends[0].added < rows_of(whole.sends[0]) == len(rows)
     [short], [all_of_it], [long] = cut_off.sends, whole.sends, packed(rows * 20).sends
     left_out = (rows_of(all_of_it) - rows_of(short)) / (all_of_it.fills.total() - short.fills.total())
     assert left_out < rows_of(long) / long.fills.total()

@@ -21,11 +21,28 @@ from rekey.plan.problems import (
     row_problems,
     table_problems,
 )
-from rekey.plan.result import CollisionGroup, Collisions, Problem, RefusedRows, TableFill, TableState
+from rekey.plan.result import (
+    CollisionGroup,
+    Collisions,
+    MappingResult,
+    Problem,
+    RefusedRows,
+    TableFill,
+    TableState,
+)
 from tests.worlds.plans import FINGERPRINTS, declared
 from tests.worlds.small import POSTS, USERS
 
 NO_COLLISIONS = Collisions(0, 0, exact=True)
+
+
+def result(
+    *refused: RefusedRows,
+    collisions: Collisions = NO_COLLISIONS,
+    fills: tuple[TableFill, ...] = (),
+    sampled_rows: int = 0,
+) -> MappingResult:
+    return MappingResult(refused=refused, collisions=collisions, fills=fills, sampled_rows=sampled_rows)
 
 
 def inventory(rows: int, *, exact: bool = True) -> Inventory:
@@ -118,7 +135,7 @@ def test_a_target_with_foreign_rows_is_an_error_and_an_empty_one_is_not() -> Non
 def test_refusals_and_collisions_are_errors_with_counts_and_safe_ids() -> None:
     refused = RefusedRows("empty-key", "target.row_key", "the key is empty", "mend", 30, ("a1", "b2"))
     collided = Collisions(1, 3, True, (CollisionGroup("UsersV2", 3, ("c3", "d4", "e5")),))
-    problems = list(row_problems(inventory(1_000), [refused], collided, [], False, {}, 1_000))
+    problems = list(row_problems(inventory(1_000), result(refused, collisions=collided), False, {}))
     assert found(problems) == {
         "row-refused": Severity.ERROR,
         "collision": Severity.ERROR,
@@ -129,7 +146,7 @@ def test_refusals_and_collisions_are_errors_with_counts_and_safe_ids() -> None:
 
 
 def test_an_empty_source_and_a_sample_are_told() -> None:
-    problems = list(row_problems(inventory(0, exact=False), [], NO_COLLISIONS, [], True, {}, 0))
+    problems = list(row_problems(inventory(0, exact=False), result(), True, {}))
     assert found(problems) == {"source-empty": Severity.WARNING, "sampled": Severity.NOTE}
 
 
@@ -146,7 +163,7 @@ def test_a_property_that_no_row_has_is_told_once_with_the_name_that_was_meant() 
     )
     assert explained(every, 31, absent, there) is every, "the data, where some rows have it"
     cures = {name: (where, spelling_of(name, there)) for name, where in absent.items()}
-    problems = list(row_problems(inventory(30), [typo], NO_COLLISIONS, [], True, cures, 30))
+    problems = list(row_problems(inventory(30), result(typo, sampled_rows=30), True, cures))
     assert [(one.code, one.message) for one in problems[1:]] == [
         ("property-not-found", "props.drop names the property Logn, and none of 30 rows has it"),
         ("property-not-found", "target.row_key names the property _, and none of 30 rows has it"),
@@ -179,9 +196,7 @@ def test_a_partition_per_row_is_told_with_what_it_costs() -> None:
     thin = replace(alone, table="Thin", batches=12_500)
     full = replace(alone, table="Full", batches=500)
     few = replace(alone, table="Few", rows=20, batches=20)
-    problems = list(
-        row_problems(inventory(50_000), [], NO_COLLISIONS, [alone, thin, full, few], True, {}, 5_000)
-    )
+    problems = list(row_problems(inventory(50_000), result(fills=(alone, thin, full, few)), True, {}))
     assert found(problems) == {"batches-of-one": Severity.WARNING, "thin-batches": Severity.WARNING}
     assert "50,000 requests instead of 500" in problems[0].message
     assert "4.0 rows" in problems[1].message

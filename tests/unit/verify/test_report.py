@@ -9,10 +9,10 @@ from rekey.present.text import WIDTH
 from rekey.verify.render import SHOWN, render
 from rekey.verify.report import (
     Change,
+    DifferenceKind,
     Divergence,
     Findings,
     FullReport,
-    Kind,
     Outcome,
     PropertyDifference,
     Repair,
@@ -34,28 +34,28 @@ def report(found: Findings, repair: RepairReport | None = None, *, differing: in
         source_rows=10**9,
         refused_rows=0,
         tables=(table,),
-        found=found,
+        differences=found,
         repair=repair,
     )
 
 
-def divergence(kind: Kind) -> Divergence:
+def divergence(kind: DifferenceKind) -> Divergence:
     differences = tuple(PropertyDifference(LONG_NAME, Change.VALUE) for _ in range(5))
-    altered = kind is Kind.ALTERED
-    stray = "strayidstray" if kind is Kind.WRONG_KEY else ""
+    altered = kind is DifferenceKind.ALTERED
+    stray = "strayidstray" if kind is DifferenceKind.WRONG_KEY else ""
     return Divergence(kind, LONG_TABLE, "rowidrowidro", "sourceidsour", differences if altered else (), stray)
 
 
 def test_lines_fit_the_terminal_whatever_names_are_like() -> None:
     """The longest table and property names go on in the next line; safe ids never do."""
-    found = Findings({"altered": 6}, tuple(divergence(kind) for kind in Kind))
+    found = Findings({"altered": 6}, tuple(divergence(kind) for kind in DifferenceKind))
     lines = render(report(found), "0001_users").splitlines()
     assert max(map(len, lines)) <= WIDTH
-    assert sum("rowidrowidro  sourceidsour" in line for line in lines) == len(Kind)
+    assert sum("rowidrowidro  sourceidsour" in line for line in lines) == len(DifferenceKind)
 
 
 def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
-    found = Findings({"missing": 5000}, tuple(divergence(Kind.MISSING) for _ in range(1000)))
+    found = Findings({"missing": 5000}, tuple(divergence(DifferenceKind.MISSING) for _ in range(1000)))
     text = render(report(found), "0001_users")
     assert text.count("rowidrowidro") == SHOWN
     assert "... and 4,980 more" in text
@@ -68,7 +68,7 @@ def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
         (Findings(), 0, ExitCode.DONE),
         (Findings(transient=9), 0, ExitCode.DONE),
         (Findings(transient=9, pending=3), 3, ExitCode.DONE),
-        (Findings({"extra": 1}, (divergence(Kind.EXTRA),)), 1, ExitCode.FINDINGS),
+        (Findings({"extra": 1}, (divergence(DifferenceKind.EXTRA),)), 1, ExitCode.FINDINGS),
         (Findings(unsettled=1), 0, ExitCode.FINDINGS),
         (Findings(transient=9), 1, ExitCode.FINDINGS),
     ],
@@ -79,7 +79,7 @@ def test_only_what_is_wrong_or_unproved_is_a_finding(found: Findings, differing:
 
 def test_json_is_plain_data_with_repairs() -> None:
     """Every report can be stored and printed as JSON; empty members are left out of divergences."""
-    one = divergence(Kind.MISSING)
+    one = divergence(DifferenceKind.MISSING)
     repair = RepairReport({"propagated": 1}, (Repair(one, Outcome.PROPAGATED),))
     data = json.loads(json.dumps(report(Findings({"missing": 1}, (one,)), repair).as_json()))
     assert data["divergences"] == [

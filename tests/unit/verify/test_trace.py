@@ -9,7 +9,7 @@ import pytest
 from rekey.errors import MachineFailed
 from rekey.model import EntityKey, KeyRange
 from rekey.verify import trace as module
-from rekey.verify.sums import SOURCE
+from rekey.verify.bucket_digests import SOURCE
 from rekey.verify.trace import Trace, group_of
 
 FIRST, SECOND, THIRD = (KeyRange(None, EntityKey("p", f"{number}")) for number in range(3))
@@ -36,7 +36,7 @@ def filled(trace: Trace) -> None:
 @pytest.mark.parametrize("held", [400_000, 1])
 def test_unmatched_rows_name_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     """In memory or on the disk."""
-    monkeypatch.setattr(module, "HELD_ROWS", held)
+    monkeypatch.setattr(module, "BUFFERED_ROWS", held)
     with Trace(tmp_path) as trace:
         filled(trace)
         found = trace.left_over({30, 9_000})

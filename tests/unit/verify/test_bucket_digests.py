@@ -1,4 +1,4 @@
-"""Bucket sums: additive, resumable, and one content digest per table."""
+"""Bucket digests: additive, resumable, and one content digest per table."""
 
 import base64
 import hashlib
@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange, Row
+from rekey.verify.bucket_digests import SOURCE, BucketDigests, Part, Partial
 from rekey.verify.digest import BUCKETS, Digester, bucket_of
-from rekey.verify.sums import SOURCE, BucketSums, Part, Partial
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([0, 1, BUCKETS - 1]), st.binary(min_size=16, max_size=16)), max_size=6
 )
 
 
-def summed(rows: list[tuple[int, bytes]]) -> BucketSums:
-    sums = BucketSums()
+def summed(rows: list[tuple[int, bytes]]) -> BucketDigests:
+    digests = BucketDigests()
     for bucket, digest in rows:
-        sums.sums[bucket] += int.from_bytes(digest)
-        sums.counts[bucket] += 1
-    return sums
+        digests.digests[bucket] += int.from_bytes(digest)
+        digests.counts[bucket] += 1
+    return digests
 
 
 @given(ROWS, ROWS)
@@ -45,16 +45,16 @@ def test_adding_rows_is_what_buckets_and_digests_say(keys: list[tuple[str, str, 
     """Whatever partitions come in which order; also when another part was merged in between."""
     digester = Digester("T")
     rows: list[Row] = [{"PartitionKey": p, "RowKey": r, "Number": number} for p, r, number in keys]
-    sums = BucketSums()
-    add = sums.adder(digester)
+    digests = BucketDigests()
+    add = digests.adder(digester)
     buckets = [bucket_of(row["PartitionKey"], row["RowKey"]) for row in rows]
     wanted = summed(list(zip(buckets, digester.digests(rows), strict=True)))
     other = summed([(7, b"\1" * 16)])
     wanted.merge(other)
     add(rows[:at])
-    sums.merge(other)
+    digests.merge(other)
     add(rows[at:])
-    assert sums.packed() == wanted.packed()
+    assert digests.packed() == wanted.packed()
 
 
 def test_differing_buckets_are_named() -> None:
@@ -68,17 +68,19 @@ def test_differing_buckets_are_named() -> None:
 
 def test_the_content_digest_is_the_documented_one() -> None:
     """SHA-256 over a header and, per bucket, 16 bytes of sum and 8 bytes of count."""
-    sums = summed([(0, b"\xff" * 16), (0, b"\xff" * 16)])
+    digests = summed([(0, b"\xff" * 16), (0, b"\xff" * 16)])
     packed = ((2 * (2**128 - 1)) % 2**128).to_bytes(16) + (2).to_bytes(8) + bytes(24 * (BUCKETS - 1))
-    assert sums.content_digest() == hashlib.sha256(b"rekey/table/v1\0" + packed).hexdigest()
+    assert digests.content_digest() == hashlib.sha256(b"rekey/table/v1\0" + packed).hexdigest()
 
 
 @given(ROWS)
-def test_sums_survive_storage(rows: list[tuple[int, bytes]]) -> None:
+def test_digests_survive_storage(rows: list[tuple[int, bytes]]) -> None:
     stored, packed = summed(rows).as_json(), summed(rows).packed()
-    assert BucketSums.from_json(stored).packed() == packed
+    assert BucketDigests.from_json(stored).packed() == packed
     assert len(stored) < 20_000, "what a small table leaves empty takes no place"
-    assert BucketSums.from_json(base64.b64encode(packed).decode()).packed() == packed, "as version 0.2 stored"
+    assert BucketDigests.from_json(base64.b64encode(packed).decode()).packed() == packed, (
+        "as version 0.2 stored"
+    )
 
 
 def partial() -> Partial:
@@ -93,20 +95,20 @@ def partial() -> Partial:
     return work
 
 
-def test_partial_sums_survive_storage_as_json() -> None:
+def test_partial_digests_survive_storage_as_json() -> None:
     """What was stored goes on exactly where it stopped."""
     work = partial()
     again = Partial.from_state(json.loads(json.dumps(work.as_state())), targets=2)
     assert again.parts == work.parts
     assert again.parts[0].rest == KeyRange(EntityKey("c", "\ud800"), EntityKey("m", ""))
-    assert [sums.packed() for sums in again.expected] == [sums.packed() for sums in work.expected]
-    assert [sums.packed() for sums in again.actual] == [sums.packed() for sums in work.actual]
+    assert [digests.packed() for digests in again.expected] == [digests.packed() for digests in work.expected]
+    assert [digests.packed() for digests in again.actual] == [digests.packed() for digests in work.actual]
     assert (again.source_rows, again.refused) == (12, 1)
 
 
 @pytest.mark.parametrize("damage", ["targets", "buckets", "sums", "parts", "base64"])
-def test_sums_of_another_comparison_are_refused(damage: str) -> None:
-    """Only proof that stored sums fit lets a verification go on from them."""
+def test_digests_of_another_comparison_are_refused(damage: str) -> None:
+    """Only proof that stored digests fit lets a verification go on from them."""
     state = partial().as_state()
     targets = 3 if damage == "targets" else 2
     if damage == "buckets":
@@ -117,7 +119,7 @@ def test_sums_of_another_comparison_are_refused(damage: str) -> None:
         state["parts"] = [[1, 2]]
     elif damage == "base64":
         state["expected"][0] = "§"
-    with pytest.raises(StateUnusable, match="stored sums"):
+    with pytest.raises(StateUnusable, match="stored digests"):
         Partial.from_state(state, targets=targets)
 
 

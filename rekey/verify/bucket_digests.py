@@ -1,5 +1,5 @@
-"""Sums of row digests by bucket, by which a comparison of two tables can be resumed and distributed: those of
-parts add up to those of the table, in any order."""
+"""Digests of tables: sums of row digests by bucket. Those of parts add up to those of the table in any order,
+so a comparison can be resumed and distributed."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _HEADER = b"rekey/table/v1\0"
 _EMPTY = bytes(_STEP)
 
 
-class BucketSums:
+class BucketDigests:
     """Sums (modulo 2^128) of row digests, and row counts, of all buckets of one table or of a part of it.
     They hold no keys."""
 
-    __slots__ = ("counts", "sums")
+    __slots__ = ("counts", "digests")
 
     def __init__(self) -> None:
-        self.sums = [0] * BUCKETS
+        self.digests = [0] * BUCKETS
         self.counts = [0] * BUCKETS
 
     def adder(
         self, digester: Digester, note: Callable[[int, bytes], None] | None = None
     ) -> Callable[[Sequence[Row]], None]:
         """Return a function that adds rows by their digests; `note` is given bucket and digest of each."""
-        sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
+        digests, counts, from_bytes = self.digests, self.counts, int.from_bytes
 
         def add(rows: Sequence[Row]) -> None:
             for bucket, digest in zip(buckets_of(rows), digester.digests(rows), strict=True):
                 # May exceed 128 bits: reduced when packed or compared.
-                sums[bucket] += from_bytes(digest)
+                digests[bucket] += from_bytes(digest)
                 counts[bucket] += 1
                 if note is not None:
                     note(bucket, digest)
@@ -59,30 +59,31 @@ class BucketSums:
     def change(self, key: EntityKey, digest: bytes, by: int) -> None:
         """Add a row by its key and digest (`by` 1), or take one out again (-1)."""
         bucket = bucket_of(*key)
-        self.sums[bucket] += by * int.from_bytes(digest)
+        self.digests[bucket] += by * int.from_bytes(digest)
         self.counts[bucket] += by
 
     def clear(self, buckets: Iterable[int]) -> None:
         """Take all rows out of some buckets."""
         for bucket in buckets:
-            self.sums[bucket] = self.counts[bucket] = 0
+            self.digests[bucket] = self.counts[bucket] = 0
 
-    def merge(self, other: BucketSums) -> None:
-        """Add the sums of another part of the same table."""
-        self.sums[:] = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
+    def merge(self, other: BucketDigests) -> None:
+        """Add the digests of another part of the same table."""
+        self.digests[:] = [mine + theirs for mine, theirs in zip(self.digests, other.digests, strict=True)]
         self.counts[:] = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     @property
     def rows(self) -> int:
         return sum(self.counts)
 
-    def differing(self, other: BucketSums) -> frozenset[int]:
+    def differing(self, other: BucketDigests) -> frozenset[int]:
         """Return the buckets whose rows differ."""
-        unlike = map(or_, map(ne, self.counts, other.counts), map(ne, self.sums, other.sums))
+        unlike = map(or_, map(ne, self.counts, other.counts), map(ne, self.digests, other.digests))
         return frozenset(
             bucket
             for bucket in compress(range(BUCKETS), unlike)
-            if self.counts[bucket] != other.counts[bucket] or (self.sums[bucket] - other.sums[bucket]) & _MASK
+            if self.counts[bucket] != other.counts[bucket]
+            or (self.digests[bucket] - other.digests[bucket]) & _MASK
         )
 
     def packed(self) -> bytes:
@@ -90,7 +91,7 @@ class BucketSums:
         return b"".join(
             [
                 ((total & _MASK) << 8 * COUNT_BYTES | count).to_bytes(_STEP) if count or total else _EMPTY
-                for total, count in zip(self.sums, self.counts, strict=True)
+                for total, count in zip(self.digests, self.counts, strict=True)
             ]
         )
 
@@ -100,12 +101,12 @@ class BucketSums:
         return hashlib.sha256(_HEADER + self.packed()).hexdigest()
 
     def as_json(self) -> str:
-        """Return the packed sums, compressed, in base64."""
+        """Return the packed digests, compressed, in base64."""
         return base64.b64encode(zlib.compress(self.packed(), level=1)).decode("ascii")
 
     @classmethod
-    def from_json(cls, text: str) -> BucketSums:
-        """Return stored sums. Raises StateUnusable or ValueError for others."""
+    def from_json(cls, text: str) -> BucketDigests:
+        """Return stored digests. Raises StateUnusable or ValueError for others."""
         data = base64.b64decode(text, validate=True)
         if len(data) == BUCKETS * _STEP:  # as version 0.2 stored them
             return cls.from_packed(data)
@@ -115,16 +116,16 @@ class BucketSums:
             raise _unusable() from None
 
     @classmethod
-    def from_packed(cls, data: bytes) -> BucketSums:
-        """Return the sums that `packed` packed. Raises StateUnusable when the length is wrong."""
+    def from_packed(cls, data: bytes) -> BucketDigests:
+        """Return the digests that `packed` packed. Raises StateUnusable when the length is wrong."""
         if len(data) != BUCKETS * _STEP:
             raise _unusable()
-        sums = cls()
-        # A packed sum is two words of 8 bytes, a count one.
+        buckets = cls()
+        # A packed digest is two words of 8 bytes, a count one.
         words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
-        sums.sums[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
-        sums.counts[:] = words[2::3]
-        return sums
+        buckets.digests[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
+        buckets.counts[:] = words[2::3]
+        return buckets
 
 
 class Read(NamedTuple):
@@ -144,7 +145,7 @@ class Part:
 
     table: int
     within: KeyRange = field(repr=False)
-    # Everything in the range up to and including this key is in the sums.
+    # Everything in the range up to and including this key is in the digests.
     cursor: EntityKey | None = field(default=None, repr=False)
     done: bool = False
 
@@ -161,20 +162,20 @@ class Partial:
     # The key ranges, each with its cursor.
     parts: list[Part] = field(repr=False)
     # By target: of the rows that the source rows map to; `actual`: of the rows it holds.
-    expected: list[BucketSums] = field(repr=False)
-    actual: list[BucketSums] = field(repr=False)
+    expected: list[BucketDigests] = field(repr=False)
+    actual: list[BucketDigests] = field(repr=False)
     source_rows: int = 0
     # Source rows that the mapping refused.
     refused: int = 0
     # Of the source rows as they are.
-    source: BucketSums = field(default_factory=BucketSums, repr=False)
+    source: BucketDigests = field(default_factory=BucketDigests, repr=False)
     begun_at: str = ""
     # The number of the present sitting; 0 before the first.
     sitting: int = 0
     reads: dict[tuple[int, int], Read] = field(default_factory=dict)
 
-    def sit_down(self, now: str) -> None:
-        """Begin a sitting at the time `now`, UTC."""
+    def begin_sitting(self, now: str) -> None:
+        """Begin another sitting at the time `now`, UTC."""
         self.begun_at = self.begun_at or now
         self.sitting += 1
 
@@ -189,7 +190,8 @@ class Partial:
         """Return a comparison with so many targets, nothing read, each table in one part. `read`: the targets
         to read, where rows of several are in one table; None: all."""
         parts = [Part(table, EVERYTHING) for table in (SOURCE, *(range(targets) if read is None else read))]
-        return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
+        expected, actual = [[BucketDigests() for _ in range(targets)] for _side in range(2)]
+        return cls(parts, expected, actual)
 
     def as_state(self) -> dict[str, Any]:
         """Return a JSON-able value to resume from. It holds keys: for the state file only."""
@@ -199,8 +201,8 @@ class Partial:
                 [part.table, part.within.after, part.within.upto, part.cursor, part.done]
                 for part in self.parts
             ],
-            "expected": [sums.as_json() for sums in self.expected],
-            "actual": [sums.as_json() for sums in self.actual],
+            "expected": [digests.as_json() for digests in self.expected],
+            "actual": [digests.as_json() for digests in self.actual],
             "source": self.source.as_json(),
             "source_rows": self.source_rows,
             "refused": self.refused,
@@ -221,23 +223,23 @@ class Partial:
             ]
             return cls(
                 parts,
-                [BucketSums.from_json(text) for text in state["expected"]],
-                [BucketSums.from_json(text) for text in state["actual"]],
+                [BucketDigests.from_json(text) for text in state["expected"]],
+                [BucketDigests.from_json(text) for text in state["actual"]],
                 int(state["source_rows"]),
                 int(state["refused"]),
-                BucketSums.from_json(state["source"]),
+                BucketDigests.from_json(state["source"]),
                 str(state["begun_at"]),
                 int(state["sitting"]),
-                {(one[1], one[0]): Read(*one) for one in state["reads"]},
+                {(read[1], read[0]): Read(*read) for read in state["reads"]},
             )
         except (KeyError, TypeError, ValueError):
             raise _unusable() from None
 
 
-def told_digest(sums: BucketSums) -> str:
+def reported_digest(digests: BucketDigests) -> str:
     """Return the content digest of a table whose keys must stay secret; "" below `FEW` rows: somebody who
-    knows all of a table but one e-mail address could try addresses until the digest fits."""
-    return sums.content_digest() if sums.rows >= FEW else ""
+    knows all of a table but one e-mail address could guess it by computing digests."""
+    return digests.content_digest() if digests.rows >= FEW else ""
 
 
 def _key(pair: Sequence[str] | None) -> EntityKey | None:
@@ -246,7 +248,7 @@ def _key(pair: Sequence[str] | None) -> EntityKey | None:
 
 def _unusable() -> StateUnusable:
     return StateUnusable(
-        "the stored sums of an earlier verification cannot be read, or are of another one",
+        "the stored digests of an earlier verification cannot be read, or are of another one",
         kept="all tables; a verification changes none",
         hint="run `rekey verify --mode full` from its beginning",
     )

@@ -12,9 +12,9 @@ from rekey.errors import Interrupted, RowRefused
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.parallel import ParallelScan, Reader
+from rekey.verify.bucket_digests import SOURCE, Part, Partial
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester
-from rekey.verify.sums import SOURCE, Part, Partial
 from rekey.verify.trace import Trace
 
 # Called with the digests, to store them.
@@ -28,12 +28,12 @@ def keep_nothing(_work: Partial) -> None:
 # Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table.
 CHECKPOINT_ROWS = 200_000
 # Rows a part must have given since its last split before it is split again: finding a middle takes about
-# fifteen requests, and a part that gave fifty pages likely has as many left. Under rates (no `ctx.ahead`) a
-# reader has the rate of one partition: then twenty pages take it ten seconds.
+# fifteen requests, and a part that gave fifty pages likely has as many left. Under rate limits (no prefetch)
+# a reader has the rate of one partition: twenty pages take it ten seconds.
 LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 
 
-async def sum_up(
+async def add_digests(
     ctx: ReconcileContext,
     work: Partial,
     *,
@@ -50,12 +50,12 @@ async def sum_up(
         trace: notes from which page each row came.
 
     Raises:
-        Interrupted: `ctx.stop` raised it.
+        Interrupted: `ctx.reads.stop` raised it.
     """
     if all(part.done for part in work.parts):
         return
     try:
-        await _Summing(ctx, work, checkpoint, trace).run(ctx.scans)
+        await _FirstPass(ctx, work, checkpoint, trace).run(ctx.reads.scans)
     except Interrupted:
         checkpoint(work)
         raise
@@ -67,40 +67,39 @@ class _PartReader(Reader):
     part: Part = field(kw_only=True)
 
 
-class _Summing(ParallelScan[_PartReader]):
+class _FirstPass(ParallelScan[_PartReader]):
     def __init__(
         self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint, trace: Trace | None
     ) -> None:
         self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
         super().__init__(self._reader(part) for part in work.parts if not part.done)
-        self.least = LEAST_ROWS if ctx.ahead else LEAST_AT_RATES
+        self.least = LEAST_ROWS if ctx.reads.prefetch else LEAST_AT_RATES
         self._since = 0
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-        self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work, trace)
+        self._adding = RowAdder(ctx.source.name, ctx.mapper, not_compared, work, trace)
 
     def _reader(self, part: Part) -> _PartReader:
         return _PartReader(self._ctx.whole(part.table), part.rest, part=part)
 
     def pages(self, reader: _PartReader) -> AsyncIterator[Page]:
-        return reader.table.scan(reader.rest, ahead=self._ctx.ahead)
+        return reader.table.scan(reader.rest, ahead=self._ctx.reads.prefetch)
 
     async def take(self, reader: _PartReader, page: Page, rows: list[Row], cursor: EntityKey | None) -> None:
         """Add the rows of a page to the digests, and wait until the rates allow for the next one."""
         ctx, part = self._ctx, reader.part
-        ctx.stop()
+        ctx.reads.stop()
         if rows and self._trace is not None:
             self._trace.begin_page(part.table, KeyRange(part.rest.after, key_of(rows[-1])), len(rows))
-        # Cursor and digests change between two awaits: whatever is stored can be resumed without counting a
-        # row twice or never.
+        # No await between cursor and digests: what is stored counts each row exactly once when resumed.
         part.cursor = cursor or part.cursor
         self._adding.add(part.table, rows)
         self._work.was_read(part.table, len(rows), ctx.now())
-        ctx.advance(len(rows))
+        ctx.reads.advance(len(rows))
         self._since += len(rows)
         if self._since >= CHECKPOINT_ROWS:
             self._since = 0
             self._checkpoint(self._work)
-        await ctx.taken(reader.table, page)
+        await ctx.count_page(reader.table, page)
 
     async def finish(self, reader: _PartReader) -> None:
         reader.part.done = True
@@ -112,7 +111,7 @@ class _Summing(ParallelScan[_PartReader]):
         return self._reader(self._work.parts[-1])
 
 
-class Adding:
+class RowAdder:
     """Adds rows to the digests of a comparison. `not_compared`: by target, the properties left out; `trace`:
     notes the rows of targets, as they are and as source rows map to them."""
 
@@ -129,9 +128,11 @@ class Adding:
         digesters = list(map(Digester, mapper.tables, not_compared))
         note = None if trace is None else trace.note
         self._add_expected = [
-            sums.adder(digester, note) for sums, digester in zip(work.expected, digesters, strict=True)
+            digests.adder(digester, note) for digests, digester in zip(work.expected, digesters, strict=True)
         ]
-        self._add_actual = [sums.adder(one, note) for sums, one in zip(work.actual, digesters, strict=True)]
+        self._add_actual = [
+            digests.adder(digester, note) for digests, digester in zip(work.actual, digesters, strict=True)
+        ]
 
     def add(self, table: int, rows: list[Row]) -> None:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
@@ -164,5 +165,5 @@ def add_mapped(
     that the mapping refuses."""
     # About a page at a time: a source row may map to many.
     for mapped in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
-        for add, one in zip(adders, mapped, strict=True):
-            add(one.rows)
+        for add, target in zip(adders, mapped, strict=True):
+            add(target.rows)
