@@ -177,12 +177,18 @@ class Propagator:
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed, authority)
-            if unlisted:
-                # Before a row is written under the keys. A new round follows, so that replicas are read
-                # before the authority.
-                await self._claim(source_key, forward, unlisted, tally)
+            try:
+                if unlisted:
+                    # Before a row is written under the keys. A new round follows, so that replicas are read
+                    # before the authority.
+                    await self._claim(source_key, forward, unlisted, tally)
+                    continue
+                found = await self._owned(source_key, expected, found, listed, tally, room_for)
+            except Collision:
+                # The row may be gone since it was read, and its key another row's.
+                if version_of(await self._authority(source_key)) == version_of(authority):
+                    raise
                 continue
-            found = await self._owned(source_key, expected, found, listed, tally, room_for)
             main = self._main_of(expected, found, authority)
             writes = difference(expected, found, self.ignoring)
             writes += await self._left_by_formers(source_key, writes, listed)

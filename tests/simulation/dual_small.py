@@ -21,6 +21,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from rekey.client.lease import Permit
@@ -310,6 +311,8 @@ class DualWorld(SmallWorld):
 
     async def _backfill(self) -> None:
         propagator = self.propagator()
+        # As the runner: a copy that meets a client's write is not yet a collision.
+        propagator.mapping = replace(propagator.mapping, patience_s=inf)
         copier = self.parts.copier(propagator, self.parts.concurrency)
         since = format_ticks(self.sources.clock.ticks())
         async for page in self.source.scan():

@@ -157,7 +157,10 @@ BESIDE_A_BACKFILL = [
     ("races, dual_write: old move", "no faults", 0),
 ]
 """Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
-
+BESIDE_A_BACKFILL_IN_THE_SOAK = [
+    (f"{kind}, dual_write: old batch of delete and insert", "no faults", 1)
+    for kind in ("lowered", "handles", "benches")
+]
 
 _EACH = 6
 """Of SOAK_SECONDS each of some fifty worlds has this part."""
@@ -289,10 +292,13 @@ def test_a_row_deleted_and_written_elsewhere_stays() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(("name", "faults", "bound"), [*TWO_CLIENTS, *BESIDE_A_BACKFILL])
+@pytest.mark.parametrize(
+    ("name", "faults", "bound"), [*TWO_CLIENTS, *BESIDE_A_BACKFILL, *BESIDE_A_BACKFILL_IN_THE_SOAK]
+)
 def test_with_up_to_four_preemptions_nothing_is_lost_either(name: str, faults: str, bound: int) -> None:
     """Those with few preemptions come first; what is printed says how far a search came in its time."""
-    more = {"backfill": True, "copied": False} if (name, faults, bound) in BESIDE_A_BACKFILL else {}
+    is_beside = (name, faults, bound) in [*BESIDE_A_BACKFILL, *BESIDE_A_BACKFILL_IN_THE_SOAK]
+    more = {"backfill": True, "copied": False} if is_beside else {}
     budget = replace(FAULTS[faults], preemptions=BOUND)
     found = dual(name, budget, most_states=10_000_000, most_seconds=soak_seconds() / _EACH, **more)
     visited(f"{name}, {faults}", found, at_least=50)

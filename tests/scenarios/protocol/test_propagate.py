@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -42,6 +45,37 @@ async def test_a_deleted_source_row_takes_its_target_row_along(memory: MemoryTab
     await world.source.delete(ANN)
     assert (await world.propagator.propagate(ANN)).deleted == 1
     world.assert_in_step()
+
+
+async def test_a_key_that_another_row_took_since_the_row_was_read_is_no_collision(
+    memory: MemoryTableService,
+) -> None:
+    """The row was read, then deleted, and the row that takes its target key was copied first."""
+    upper = EntityKey("eu", "Ann@example.com")
+    for number in range(20):
+        memory = MemoryTableService()
+        world = await World(memory, LOWERED).prepare([user(upper.row)])
+        memory.gate = _before(number, partial(_exchange, world, upper))
+        await world.propagator.propagate(upper)
+        if world.service.dump("Users")[0]["RowKey"] == ANN.row:
+            world.assert_in_step()
+    assert world.service.dump("Users")[0]["RowKey"] == upper.row, "all its calls were tried"
+
+
+def _before(number: int, act: Callable[[], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
+    calls = itertools.count()
+
+    async def gate(_call: Call) -> None:
+        if next(calls) == number:
+            await act()
+
+    return gate
+
+
+async def _exchange(world: World, upper: EntityKey) -> None:
+    await world.source.delete(upper)
+    await world.source.insert(user(ANN.row))
+    await world.propagator.propagate(ANN)
 
 
 async def test_a_changed_key_property_moves_row_and_index_rows(memory: MemoryTableService) -> None:
