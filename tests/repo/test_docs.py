@@ -344,7 +344,8 @@ def test_decisions_are_numbered_listed_and_say_what_follows_from_them() -> None:
         text = page.read_text("utf-8")
         assert page.name.startswith(f"{number:04}-")
         assert text.startswith(f"# {number}. ")
-        assert f"]({page.name})" in listed
+        title = text.splitlines()[0].partition(". ")[2]
+        assert f"]({page.name}) | {title}".lower() in listed.lower()
         headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
         assert headings == ["Context", "Decision", "Consequences"], page.name
         assert len(text.split()) <= MAX_DECISION_WORDS, page.name
