@@ -7,6 +7,7 @@ formatted strings, slices of what `re` returned, and bytes.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -50,12 +51,15 @@ def counted(patch: pytest.MonkeyPatch, *modules: ModuleType) -> Iterator[Steps]:
                     return _Pattern(re.compile(pattern), steps).split(text, maxsplit)
 
                 patched.setattr(module, "re", SimpleNamespace(**{**vars(re), "split": split}))
-        before = sys.gettrace()
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # finalizers of what other tests left would be counted as well
         sys.settrace(trace)
         try:
             yield steps
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
 
 
 # --- text --------------------------------------------------------------------------------------------------
