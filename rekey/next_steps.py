@@ -20,24 +20,28 @@ _UP_TO_PEOPLE = {"collision", "refused"}
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to do next.
+    """What to do next: a key of `TEXTS`, and values for the names in braces."""
 
-    Attributes:
-        command: the command's words after `rekey`, complete.
-        remark: what to do before, after or instead, or "".
-    """
+    code: str
+    values: Mapping[str, object]
 
-    command: str
-    remark: str = ""
+    @property
+    def command(self) -> str:
+        """The command's words after `rekey`, complete."""
+        return filled(TEXTS[self.code], self.values, "command")[0]
+
+    @property
+    def remark(self) -> str:
+        """What to do before, after or instead, or ""."""
+        return filled(TEXTS[self.code], self.values, "remark")[0]
 
     def __str__(self) -> str:
         return f"`rekey {self.command}`" + (f" ({self.remark})" if self.remark else "")
 
 
 def next_step(code: str, **values: str) -> NextStep:
-    """Return a step of `TEXTS`; `values` are for the names in braces, with `script` or `--group` and a
-    group."""
-    return NextStep(*filled(TEXTS[code], with_names(values), "command", "remark"))
+    """Return a step of `TEXTS`; of `values`, `script` may be `--group` and a group."""
+    return NextStep(code, with_names(values))
 
 
 def with_names(values: Mapping[str, object]) -> dict[str, object]:
@@ -46,7 +50,7 @@ def with_names(values: Mapping[str, object]) -> dict[str, object]:
     script = str(values.get("script", ""))
     name = script.removeprefix("--group ")
     writers = values.get("target", "") if name == script else "all targets of the group"
-    return {"name": name, "writers": writers, **values}
+    return {**values, "name": name, "writers": writers}
 
 
 def apply_to(script: str, phase: Phase) -> str:
@@ -58,11 +62,15 @@ def apply_to(script: str, phase: Phase) -> str:
 def after_findings(
     script: str, source: str, report: Mapping[str, Any], *, following: bool = False
 ) -> NextStep:
-    """Return the step after a full verification with findings.
+    """Return the step after a full verification of a migration with findings; `source` is its table, the rest
+    as of `code_after_findings`."""
+    return next_step(code_after_findings(report, following=following), script=script, source=source)
+
+
+def code_after_findings(report: Mapping[str, Any], *, following: bool = False) -> str:
+    """Return the code of the step after a full verification with findings.
 
     Args:
-        script: the migration's id.
-        source: the source table's name.
         report: the verification's report as JSON; {} from a version before 0.2, which stored none.
         following: `apply --follow` is running, which holds the locks and compares again by itself.
     """
@@ -75,4 +83,4 @@ def after_findings(
         code = "settle" if report.get("unsettled") else "compare-again" if "unexplained" in report else "mend"
     if following and code != "collision":
         code = "mend-followed" if code == "mend" else "followed"
-    return next_step(code, script=script, source=source)
+    return code

@@ -1,5 +1,5 @@
-"""Judges a migration: its stage, whether it is safe right now, and what to do next. Rules only, no I/O; the
-texts of verdicts are in `verdicts.toml`."""
+"""Judges a migration: its stage, whether it is safe right now, and what to do next. Rules only, no I/O: a
+verdict is a code and figures; its texts are in `verdicts.toml`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekey.core.plain import json_field, plain
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
-from rekey.next_steps import NextStep, after_findings, apply_to, next_step, with_names
+from rekey.next_steps import apply_to, code_after_findings, with_names
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
@@ -30,7 +30,7 @@ from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 # Unsettled intents of dead clients need attention so many seconds after they are due: by then the last of
 # many live clients has begun to settle them.
 OVERDUE_S = 90.0
-# The entries `sentence`, `command` and `remark` of all verdicts.
+# The entries `sentence`, `command` and `remark` of verdicts and of what follows them.
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
 
 
@@ -102,16 +102,37 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgment on the facts."""
+    """The judgment on the facts, as codes and figures; the words are in `TEXTS` and `STEPS`."""
 
-    # Whether the migration is safe, and what that means; what is at risk comes first.
-    sentence: str
-    # The next command's words after `rekey`, only one; "": nothing to do.
-    command: str
-    # What to do first, to know, or to do instead.
-    remark: str = ""
+    # A key of `TEXTS`.
+    code: str
+    # By the names in braces in the texts; the verdict that a sentence goes on from is `before`.
+    values: Mapping[str, object]
     # Nothing is at risk, and no action is needed now.
     safe: bool = True
+    # What to do next, where it is not the verdict's own command: a key of `TEXTS` or `STEPS`.
+    step: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Whether the migration is safe, and what that means; what is at risk comes first."""
+        return self._text(self.code, "sentence")
+
+    @property
+    def command(self) -> str:
+        """The next command's words after `rekey`, only one; "": nothing to do."""
+        return self._text(self.step or self.code, "command")
+
+    @property
+    def remark(self) -> str:
+        """What to do first, to know, or to do instead."""
+        return self._text(self.step or self.code, "remark")
+
+    def _text(self, code: str, part: str) -> str:
+        return filled({**STEPS.get(code, {}), **TEXTS.get(code, {})}, self.values, part)[0]
+
+    def __str__(self) -> str:
+        return self.sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +376,32 @@ def _spent(facts: Facts) -> Spent | None:
 
 # --- is it safe, and what is next --------------------------------------------------------------------------
 
+# Codes whose command names the whole group, if the migration has one.
+_OF_A_GROUP = (
+    *("not-begun", "source", "not-copied", "copy-cut-off", "cut-over", "cut-over-stopped", "clients-missing"),
+    *("still-writing", "freeze-cut-off", "no-way-back", "way-back", "way-back-by-copying"),
+)
+
+
+def _verdict_of(facts: Facts, code: str, *, safe: bool = True, step: str = "", **values: object) -> Verdict:
+    return Verdict(code, _named(facts, step or code, values), safe, step)
+
+
+def _then(verdict: Verdict, facts: Facts, step: str, **values: object) -> Verdict:
+    """Return a verdict with another next step."""
+    return replace(verdict, step=step, values=_named(facts, step, {**verdict.values, **values}))
+
+
+def _but(verdict: Verdict, code: str, **values: object) -> Verdict:
+    """Return a verdict whose sentence goes on with that of `code`; the next step stays."""
+    values = {**verdict.values, **values, "before": verdict}
+    return replace(verdict, code=code, values=values, step=verdict.step or verdict.code)
+
+
+def _named(facts: Facts, code: str, values: Mapping[str, object]) -> dict[str, object]:
+    script = facts.declared.named if code in _OF_A_GROUP else facts.script_id
+    return with_names({**values, "script": script, "source": facts.source, "target": facts.target})
+
 
 def _verdict(facts: Facts, closed: str) -> Verdict:
     """Return whether the migration is safe and what to do next. `closed`: why the last full verification
@@ -362,93 +409,95 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
-    verdict = _undoubted(facts, closed)
+    verdict, refused = _undoubted(facts, closed), facts.store.refused
     if facts.store.control is not None and facts.store.control.phase is ControlPhase.RETIRED:
         return verdict
     if facts.declared.is_kept:
-        path = facts.declared.path
-        if facts.declared.fault:
-            values = {"found": verdict.sentence, "fault": facts.declared.fault}
-            return _make_verdict("script-broken", facts, safe=verdict.safe, **values)
-        values = {"found": verdict.sentence, "file": path.name, "path": shlex.quote(str(path))}
-        return _make_verdict("script-gone", facts, safe=verdict.safe, **values)
-    if facts.store.refused:
-        values = {
-            "found": verdict.sentence,
-            "what": facts.store.refused.what,
-            "hint": facts.store.refused.hint,
-        }
-        return _make_verdict("secrets-refused", facts, safe=facts.store.control is None, **values)
+        path, fault = facts.declared.path, facts.declared.fault
+        if fault:
+            return _verdict_of(facts, "script-broken", safe=verdict.safe, before=verdict, fault=fault)
+        names = {"file": path.name, "path": shlex.quote(str(path))}
+        return _verdict_of(facts, "script-gone", safe=verdict.safe, before=verdict, **names)
+    if refused:
+        names = {"what": refused.what, "hint": refused.hint}
+        safe = facts.store.control is None
+        return _verdict_of(facts, "secrets-refused", safe=safe, before=verdict, **names)
     return verdict
 
 
 def _undoubted(facts: Facts, closed: str) -> Verdict:
     """Return the verdict on known facts, of a script that is as it was begun."""
-    if facts.store.control is None:
+    control = facts.store.control
+    if control is None:
         return _not_begun(facts)
-    match facts.store.control.phase:
+    match control.phase:
         case ControlPhase.FREEZE:
-            verdict = _in_freeze(facts, facts.store.control)
-        case ControlPhase.COMPLETE if facts.store.control.maintained:
-            return _with_clients(facts, facts.store.control.phase, _maintained(facts, closed))
+            verdict = _in_freeze(facts, control)
+        case ControlPhase.COMPLETE if control.maintained:
+            return _with_clients(facts, control.phase, _maintained(facts, closed))
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _erasing(facts) or _make_verdict("mapping-over" if facts.due else "retired", facts)
+            return _erasing(facts) or _verdict_of(facts, "mapping-over" if facts.due else "retired")
         case _:
-            verdict = _between_freezes(facts, facts.store.control.phase, closed)
+            verdict = _between_freezes(facts, control.phase, closed)
     if facts.paused:
-        step = next_step("paused")
-        verdict = replace(verdict, command=step.command, remark=step.remark)
-    return verdict if facts.is_delta else _with_clients(facts, facts.store.control.phase, verdict)
+        verdict = _then(verdict, facts, "paused")
+    return verdict if facts.is_delta else _with_clients(facts, control.phase, verdict)
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
     """Return the verdict when facts are not known or contradict each other, else None."""
-    control = facts.store.control
-    if facts.store.unreachable:
-        return _make_verdict("unreachable", facts, safe=False, why=facts.store.unreachable)
-    if facts.store.taken:
-        return _make_verdict("name-taken", facts, safe=not facts.state.applied, taken=facts.store.taken)
-    if control is None:
+    store, file = facts.store, facts.declared.path.name
+    if store.unreachable:
+        return _verdict_of(facts, "unreachable", safe=False, why=store.unreachable)
+    if store.taken:
+        return _verdict_of(facts, "name-taken", safe=not facts.state.applied, taken=store.taken)
+    if store.control is None:
         if facts.state.begun_as:
-            return _make_verdict("begun-as", facts, began=facts.state.begun_as, file=facts.declared.path.name)
-        return _make_verdict("unknown-to-store", facts, safe=False) if facts.state.applied else None
-    if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
-        safe = control.phase is not ControlPhase.FREEZE
-        return _make_verdict("script-edited", facts, safe=safe, file=facts.declared.path.name)
-    return _without_tables(facts, control.phase) if facts.store.missing else None
+            return _verdict_of(facts, "begun-as", began=facts.state.begun_as, file=file)
+        return _verdict_of(facts, "unknown-to-store", safe=False) if facts.state.applied else None
+    phase = store.control.phase
+    if store.control.digest != facts.declared.digest and phase is not ControlPhase.RETIRED:
+        return _verdict_of(facts, "script-edited", safe=phase is not ControlPhase.FREEZE, file=file)
+    return _without_tables(facts, phase) if store.missing else None
 
 
 def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
-    missing, listed = set(facts.store.missing), ", ".join(facts.store.missing)
-    gone = f"{listed} {'does' if len(facts.store.missing) == 1 else 'do'} not exist"
-    values: dict[str, object] = {"gone": gone}
+    missing = facts.store.missing
+    gone = f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist"
     target_is_authority = phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
-    authority = facts.target if target_is_authority else facts.source
-    if authority in missing:
-        other = facts.source if target_is_authority else facts.target
-        copy = f"{other} may hold the only copy of its rows: drop nothing"
-        if other in missing or phase is ControlPhase.SOURCE:
-            copy = "nothing of this migration holds a copy of its rows"
-        return _make_verdict("authority-missing", facts, safe=False, authority=authority, copy=copy, **values)
-    if phase is ControlPhase.DUAL_WRITE:
-        return _make_verdict("replica-missing", facts, safe=False, **values)
-    return _make_verdict("table-missing", facts, safe=False, authority=authority, **values)
+    sides = (facts.target, facts.source) if target_is_authority else (facts.source, facts.target)
+    names = dict(zip(("authority", "other"), sides, strict=True))
+    if names["authority"] in missing:
+        no_copy = names["other"] in missing or phase is ControlPhase.SOURCE
+        code = "rows-missing" if no_copy else "authority-missing"
+    else:
+        code = "replica-missing" if phase is ControlPhase.DUAL_WRITE else "table-missing"
+    return _verdict_of(facts, code, safe=False, gone=gone, **names)
+
+
+# What to do about a client that refuses, by why it does.
+_REMEDIES = {"digest-moved": "client-script", "secret-moved": "client-secrets"}
 
 
 def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdict:
     """Return a verdict changed by the clients (capture "dual-write"): one refuses writes, or none is live."""
     refusing = facts.clients_refusing
     if refusing:
-        when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
+        reason, begins = refusing[0].refuses, phase is ControlPhase.SOURCE
         # Its writes fail right now, even if everything else is well.
-        code, safe = refusing[0].refuses, verdict.safe and phase is ControlPhase.SOURCE
-        values = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
-        return _make_verdict("client-refuses", facts, safe=safe, found=verdict.sentence, code=code, **values)
+        return _verdict_of(
+            facts,
+            "client-will-refuse" if begins else "client-refuses",
+            safe=verdict.safe and begins,
+            step=_REMEDIES.get(reason, "client-restart"),
+            before=verdict,
+            client=_first_of(refusing),
+            refusal=reason,
+        )
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
-        sentence = f"{verdict.sentence} No client of the application is registered: no write is followed."
-        verdict = replace(verdict, sentence=sentence)
+        verdict = _but(verdict, "unfollowed")
     return _with_abandoned(facts, verdict) if facts.clients_settle else verdict
 
 
@@ -458,101 +507,68 @@ def _with_abandoned(facts: Facts, before: Verdict) -> Verdict:
     abandoned = None if facts.store.intents is None else facts.store.intents.abandoned
     if abandoned is None or facts.at_work:
         return before
-    settlers, due = facts.settlers, moment(format_ticks(abandoned.due_at))
+    settlers, due_at = facts.settlers, abandoned.due_at
     values: dict[str, Any] = {
-        "found": before.sentence,
+        "before": before,
         "writes": counted(abandoned.intents, "write"),
         "since": moment(format_ticks(abandoned.since)),
+        "due": moment(format_ticks(due_at)),
     }
     if not settlers:
-        verdict = _make_verdict("abandoned", facts, safe=False, **values)
+        verdict = _verdict_of(facts, "abandoned", safe=False, **values)
         if before.command.startswith("verify"):  # which settles them as well
-            return replace(verdict, command=before.command, remark=before.remark)
-        if facts.now >= abandoned.due_at:
-            return verdict
-        return replace(verdict, remark=f"not before {due}: until then requests of those clients may arrive")
-    if facts.now < abandoned.due_at + round(OVERDUE_S * TICKS_PER_SECOND):
+            return replace(verdict, step=before.step or before.code, values={**before.values, **values})
+        return verdict if facts.now >= due_at else _then(verdict, facts, "abandoned-early")
+    if facts.now < due_at + round(OVERDUE_S * TICKS_PER_SECOND):
         return before
-    return _make_verdict("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **values)
+    return _verdict_of(facts, "abandoned-overdue", safe=False, client=_first_of(settlers), **values)
 
 
-_RESTART = "see what that client logs, and restart it"
-_REMEDIES = {
-    "digest-moved": "deploy the script that the migration was begun with, unchanged",
-    "secret-moved": "give it the secrets that the migration was begun with",
-}
-
-
-def _named(rows: Sequence[ClientRow]) -> str:
+def _first_of(rows: Sequence[ClientRow]) -> str:
     """Return name and process of the first client, and how many more there are."""
     first = rows[0]
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     return f"{first.name} (process {first.pid} on {first.host}){more}"
 
 
-def _make_verdict(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
-    """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
-    script = facts.declared.named if verdict in _OF_A_GROUP else facts.script_id
-    values = with_names({"script": script, "source": facts.source, "target": facts.target, **values})
-    texts = {**STEPS.get(verdict, {}), **TEXTS[verdict]}
-    sentence, command, remark = filled(texts, values, "sentence", "command", "remark")
-    return Verdict(sentence, command, remark, safe)
-
-
-# Verdicts whose command names the whole group, if the migration has one.
-_OF_A_GROUP = (
-    "not-begun",
-    "source",
-    "still-writing",
-    "freeze-cut-off",
-    "no-way-back",
-    "way-back",
-    "way-back-by-copying",
-)
-
-
 def _not_begun(facts: Facts) -> Verdict:
-    verdict, name = _make_verdict("not-begun", facts), facts.script_id
     if facts.state.waits_for:
         first = facts.state.waits_for[0]
-        command = apply_to(first.named or first.script_id, first.phase)
-        return replace(verdict, command=command, remark=f"{name} waits for that")
-    if facts.at_work:
-        return replace(verdict, command=f"status {name}", remark="a runner begins it just now; look again")
-    return verdict
+        needed = apply_to(first.named or first.script_id, first.phase)
+        return _verdict_of(facts, "not-begun", step="waits-for", needed=needed)
+    return _verdict_of(facts, "not-begun", step="begins" if facts.at_work else "")
 
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     if phase is ControlPhase.SOURCE:
-        verdict = _make_verdict("source", facts)
+        verdict = _verdict_of(facts, "source")
     elif phase is ControlPhase.DUAL_WRITE:
         followed = following(facts) if facts.at_work else None
         if followed is not None:
             return _followed(facts, closed, followed)
-        verdict = _make_verdict("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
+        verdict = _verdict_of(facts, "dual-write") if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
-        verdict = _make_verdict("no-way-back", facts)
+        verdict = _verdict_of(facts, "no-way-back")
     else:
-        verdict = _make_verdict("way-back-by-copying" if facts.is_delta else "way-back", facts)
-    if facts.at_work:
-        return replace(verdict, command=f"status {facts.script_id}", remark="a runner is at work; look again")
-    return verdict
+        verdict = _verdict_of(facts, "way-back-by-copying" if facts.is_delta else "way-back")
+    return _then(verdict, facts, "at-work") if facts.at_work else verdict
 
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     """Return the verdict while `apply --follow` is at work before the gate of cutover."""
-    name, last = facts.script_id, facts.state.verification
-    refused = f" Its last cutover was refused: {'; '.join(how.refused)}." if how.refused else ""
-    written = bool(facts.state.runs) and facts.state.runs[-1].outcome == WriterAtWork.__name__
+    runs, last = facts.state.runs, facts.state.verification
+    written = bool(runs) and runs[-1].outcome == WriterAtWork.__name__
     if last is not None and last.divergences and not written:
-        step = after_findings(name, facts.source, last.report, following=True)
-        return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
-    step = next_step("proceed-stopped" if facts.is_delta else "proceed", script=name)
+        step = code_after_findings(last.report, following=True)
+        return _verdict_of(facts, "divergent", step=step, closed=closed)
+    verdict = _verdict_of(facts, "following", step="proceed-stopped" if facts.is_delta else "proceed")
+    if how.refused:
+        verdict = _but(verdict, "cutover-refused", refused="; ".join(how.refused))
     if closed:
-        step, refused = next_step("followed", script=name), f"{refused} But {closed}."
-    elif behind := facts.clients_behind:
-        step = NextStep(f"status {name}", f"first see why {_named(behind)} does not follow")
-    return _make_verdict("following", facts, refused=refused, command=step.command, remark=step.remark)
+        return _then(_but(verdict, "closed", closed=closed), facts, "followed")
+    if behind := facts.clients_behind:
+        return _then(verdict, facts, "client-behind", client=_first_of(behind))
+    return verdict
 
 
 # Outcomes that running the same command again would repeat.
@@ -560,99 +576,76 @@ _OF_ROWS = (Collision.__name__, RowRefused.__name__)
 
 
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
-    name, last, safe = facts.script_id, facts.state.verification, _make_verdict("dual-write", facts)
+    last = facts.state.verification
+    run = facts.state.runs[-1] if facts.state.runs else None
     if last is not None and last.divergences:
-        if facts.state.runs and facts.state.runs[-1].outcome == WriterAtWork.__name__:
-            return _make_verdict("still-writing", facts, closed=closed)
-        step = after_findings(name, facts.source, last.report)
-        return _make_verdict("divergent", facts, closed=closed, command=step.command, remark=step.remark)
-    if (
-        facts.state.runs
-        and facts.state.runs[-1].outcome in _OF_ROWS
-        and facts.state.runs[-1].phase not in facts.phases
-    ):
-        step = next_step("collision", script=name, source=facts.source)
-        return replace(safe, command=step.command, remark=step.remark)
-    if following(facts) is not None:
-        step = next_step("follow", script=name)
-        return replace(safe, command=step.command, remark=step.remark)
-    if Phase.RECONCILE not in facts.phases:
-        goes_on = "it goes on after its last checkpoint" if facts.state.segments else ""
-        return replace(safe, command=f"apply {facts.declared.named}", remark=goes_on)
-    if closed:
-        remark = f"{closed}, and cutover asks for one"
-        return replace(safe, command=f"verify {name} --mode full", remark=remark)
-    step = next_step("cut-over-stopped" if facts.is_delta else "cut-over", script=facts.declared.named)
-    command, remark = step.command, step.remark
-    if behind := facts.clients_behind:
-        command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"
-    elif not facts.is_delta and not facts.live_clients:
-        remark = "first start the application's clients; --writers-stopped goes without"
-    return replace(safe, command=command, remark=remark)
+        if run is not None and run.outcome == WriterAtWork.__name__:
+            return _verdict_of(facts, "still-writing", closed=closed)
+        return _verdict_of(facts, "divergent", step=code_after_findings(last.report), closed=closed)
+    values: dict[str, Any] = {}
+    if run is not None and run.outcome in _OF_ROWS and run.phase not in facts.phases:
+        step = "collision"
+    elif following(facts) is not None:
+        step = "follow"
+    elif Phase.RECONCILE not in facts.phases:
+        step = "copy-cut-off" if facts.state.segments else "not-copied"
+    elif closed:
+        step, values = "verify-first", {"closed": closed}
+    elif behind := facts.clients_behind:
+        step, values = "client-behind", {"client": _first_of(behind)}
+    elif facts.is_delta:
+        step = "cut-over-stopped"
+    else:
+        step = "cut-over" if facts.live_clients else "clients-missing"
+    return _verdict_of(facts, "dual-write", step=step, **values)
 
 
 def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     back = control.came_from is ControlPhase.CUTOVER
-    authority = facts.target if back else facts.source
-    values: dict[str, Any] = {"what": "rollback" if back else "cutover", "authority": authority}
-    if facts.at_work:
-        remark = _waiting(facts, control) or "look again in a few seconds"
-        return _make_verdict("in-freeze", facts, remark=remark, **values)
-    return _make_verdict("freeze-cut-off", facts, safe=False, **values)
+    authority, what = facts.target if back else facts.source, "rollback" if back else "cutover"
+    if not facts.at_work:
+        return _verdict_of(facts, "freeze-cut-off", safe=False, what=what, authority=authority)
+    return _waiting(_verdict_of(facts, "in-freeze", what=what, authority=authority), facts, control)
 
 
-def _waiting(facts: Facts, control: ControlRow) -> str:
-    """Return which clients a freeze waits for, and until when at most; "" when it waits for none."""
+def _waiting(verdict: Verdict, facts: Facts, control: ControlRow) -> Verdict:
+    """Return the verdict on a freeze with the clients it waits for, and until when at most."""
     behind = facts.clients_behind
     if not behind:
-        return ""
+        return verdict
     silent = [row for row in behind if standing(row, facts.now) is not Standing.LIVE]
     if not silent:
-        return f"it waits for {_named(behind)} to end what it has begun"
-    over = max(over_at(row) for row in silent)
-    text = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
+        return _then(verdict, facts, "freeze-waits", client=_first_of(behind))
+    over, step = max(over_at(row) for row in silent), "freeze-waits-for-silent"
+    values: dict[str, object] = {"client": _first_of(silent), "until": moment(format_ticks(over))}
     if control.frozen_at is not None:
-        left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
-        if left < over:
-            return f"{text}; the freeze is aborted at {moment(format_ticks(left))}, and writes go on then"
-    return text
+        ends = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
+        if ends < over:
+            step, values = "freeze-times-out", {**values, "ends": moment(format_ticks(ends))}
+    return _then(verdict, facts, step, **values)
 
 
 def _maintained(facts: Facts, closed: str) -> Verdict:
-    name, last, kept = (
-        facts.script_id,
-        facts.state.verification,
-        ", ".join(facts.declared.migration.index_labels),
-    )
-    verdict = _make_verdict("complete-maintained", facts, kept=kept)
+    last, kept = facts.state.verification, ", ".join(facts.declared.migration.index_labels)
+    verdict = _verdict_of(facts, "complete-maintained", step="hand-over", kept=kept)
     if facts.at_work:
-        return replace(verdict, command=f"status {name}", remark="a runner is at work; look again")
+        return _then(verdict, facts, "at-work")
     if last is not None and last.divergences:
-        step = after_findings(name, facts.source, last.report)
-        sentence = f"{verdict.sentence} But {closed}."
-        return replace(verdict, sentence=sentence, command=step.command, remark=step.remark, safe=False)
-    step = next_step("hand-over", script=name)
-    return replace(verdict, command=step.command, remark=step.remark)
+        verdict = replace(_but(verdict, "closed", closed=closed), safe=False)
+        return _then(verdict, facts, code_after_findings(last.report))
+    return verdict
 
 
 def _in_complete(facts: Facts) -> Verdict:
-    name, ends, kept = facts.script_id, facts.retention_ends_at, facts.declared.migration.index_labels
-    listed = ", ".join(kept)
-    verdict = (
-        _make_verdict("complete-handed-over", facts, kept=listed)
-        if kept
-        else _make_verdict("complete", facts)
-    )
+    ends, kept = facts.retention_ends_at, ", ".join(facts.declared.migration.index_labels)
     compared = facts.indexes_verified
     if kept and compared is not None and compared[1]:
-        text = f"{counted(compared[1], 'row')} differed"
-        return _make_verdict("indexes-differ", facts, safe=False, kept=listed, differ=text)
+        return _verdict_of(facts, "indexes-differ", safe=False, kept=kept, rows=counted(compared[1], "row"))
+    verdict = _verdict_of(facts, "complete-handed-over" if kept else "complete", kept=kept)
     if not facts.proved:
-        export = f"evidence export evidence-{name} {name}"
-        return replace(verdict, command=export, remark="then verify it; `retire` asks for that")
+        return _then(verdict, facts, "evidence-missing")
     if ends is not None and facts.now < ends:
-        end = moment(format_ticks(ends))
-        return replace(verdict, remark=f"not before {end}, when the retention period ends")
+        return _then(verdict, facts, "retained", end=moment(format_ticks(ends)))
     return verdict
 
 
@@ -660,10 +653,10 @@ def _erasing(facts: Facts) -> Verdict | None:
     """Return the verdict about an erasure that was cut off; None when there is none or a runner works."""
     if not facts.erasing or facts.at_work:
         return None
-    first, values = facts.erasing[0], dict[str, object]()
-    if first.details["kind"] == SUBJECTS:
-        details = first.details
-        named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
-        row_id = named[0] if named else "?"
-        values = {"command": f"erase {facts.script_id} --id {row_id} --reason 'goes on'"}
-    return _make_verdict("erasure-cut-off", facts, safe=False, day=first.at[:10], **values)
+    first = facts.erasing[0]
+    verdict = _verdict_of(facts, "erasure-cut-off", safe=False, day=first.at[:10])
+    if first.details["kind"] != SUBJECTS:
+        return verdict
+    details = first.details
+    named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
+    return _then(verdict, facts, "erase-again", row_id=named[0] if named else "?")

@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -421,7 +420,8 @@ async def next_of(follow: Following, code: str) -> list[str]:
     """Require that status tells a step, whole, and is safe; return its words."""
     status = await follow.status()
     step = next_step(code, script=follow.ours.script_id)
-    assert (status.verdict.command, status.verdict.remark, status.verdict.safe) == (*astuple(step), True)
+    verdict = status.verdict
+    assert (verdict.command, verdict.remark, verdict.safe) == (step.command, step.remark, True)
     return shlex.split(step.command)
 
 
