@@ -107,7 +107,7 @@ class Authority(ABC):
             checks.append(self.same_list(decided))
         mains = self.given_up(decided)
         passes = self.mapper.content_derived or 0 in self.mapper.shared
-        if main is not None and (write.request.given.verb in CREATES or passes):
+        if main is not None and (write.request.operation.verb in CREATES or passes):
             mains.add(main)
         checks += [self.replicas.is_owner(source_key, target_key) for target_key in sorted(mains)]
         return all(await side_by_side(checks))
@@ -234,7 +234,7 @@ class Authority(ABC):
         leaves = (TARGET, main) in draft.leaving
         if draft.leaving and not leaves:
             leaves = (SOURCE, await self.replicas.owner_of(main)) in draft.leaving
-        draft.held.moves = draft.held.moves or leaves
+        draft.pending.moves = draft.pending.moves or leaves
         return leaves
 
     def given_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
@@ -262,7 +262,7 @@ class Authority(ABC):
         """Tell whether the same call deletes the row of the main target key's owner."""
         # The claim stays with the row that is there until both rows are written; propagate passes it on then.
         passes = (SOURCE, draft.mapping.owner) in draft.leaving
-        draft.held.moves = draft.held.moves or passes
+        draft.pending.moves = draft.pending.moves or passes
         return passes
 
     def key_taken(self, main: EntityKey) -> RowRefused:

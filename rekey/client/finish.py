@@ -86,10 +86,10 @@ class Finisher:
         """End a call that failed at or before the authority; keep intents only if the outcome is unknown."""
         needless: list[IntentRef] = []
         for request in flow.requests:
-            if flow.sent or request.held.ambiguous:
-                self._keep(flow, request.held.intents, still_open=True, decided=False)
+            if flow.sent or request.pending.ambiguous:
+                self._keep(flow, request.pending.intents, still_open=True, decided=False)
             else:
-                needless += request.held.intents
+                needless += request.pending.intents
         # From now on these intents announce nothing, even before they are removed.
         refused = next(self.client.in_flight.moments)
         self.client.in_flight.decided.update((intent.id, refused) for intent in needless)
@@ -207,17 +207,17 @@ class Finisher:
         except BaseException:
             for number in numbers:
                 # In a transaction also keys that are settled: their intents have not been removed yet.
-                hold, still_open = flow.requests[number].held, not _is_settled(flow, number)
-                self._keep(flow, hold.intents, still_open=still_open, decided=True)
+                pending, still_open = flow.requests[number].pending, not _is_settled(flow, number)
+                self._keep(flow, pending.intents, still_open=still_open, decided=True)
             raise
         done: list[IntentRef] = []
         lingering: list[IntentRef] = []
         for number in numbers:
-            hold = flow.requests[number].held
+            pending = flow.requests[number].pending
             if _is_settled(flow, number):
-                (lingering if hold.keep_intent else done).extend(hold.intents)
+                (lingering if pending.keep_intent else done).extend(pending.intents)
             else:
-                self._keep(flow, hold.intents, still_open=_is_ambiguous(flow, number), decided=True)
+                self._keep(flow, pending.intents, still_open=_is_ambiguous(flow, number), decided=True)
         for intent in lingering:  # first: the steps below may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
@@ -337,7 +337,7 @@ def _is_settled(flow: Flow, number: int) -> bool:
 
 def _is_ambiguous(flow: Flow, number: int) -> bool:
     """Tell whether a request for a key may yet take effect, which includes one cut off among its replicas."""
-    return flow.requests[number].held.ambiguous or number not in flow.followed
+    return flow.requests[number].pending.ambiguous or number not in flow.followed
 
 
 async def _reread(flow: Flow, number: int) -> None:
@@ -347,16 +347,16 @@ async def _reread(flow: Flow, number: int) -> None:
     if followed is None or followed.state is not State.WRITTEN:
         return
     decided = followed.decided
-    hold, in_flight = decided.held, flow.client.in_flight
+    pending, in_flight = decided.pending, flow.client.in_flight
     try:
         if not followed.reread and await flow.authority.is_settled(decided):
             # A request of a propagate before the write has an unknown outcome and may yet take effect.
-            state = State.UNSETTLED if hold.ambiguous else State.SETTLED
+            state = State.UNSETTLED if pending.ambiguous else State.SETTLED
             flow.followed[number] = replace(followed, state=state)
-        elif in_flight.is_writing(hold.intents):
+        elif in_flight.is_writing(pending.intents):
             flow.followed[number] = replace(followed, state=State.UNSETTLED)
         else:
-            with in_flight.settles(hold.intents):
+            with in_flight.settles(pending.intents):
                 flow.followed[number] = await propagate(flow, decided)
     except Exception as error:  # noqa: BLE001 - the caller has its answer
         flow.followed[number] = unsettled(flow, decided, error)

@@ -54,7 +54,7 @@ class Flow(ABC):
 
     @property
     def intents(self) -> list[IntentRef]:
-        return [intent for request in self.requests for intent in request.held.intents]
+        return [intent for request in self.requests for intent in request.pending.intents]
 
     async def begin(self, side: Side, keys: Iterable[EntityKey]) -> None:
         """Record the keys that the call writes, and wait until no earlier write of them is being settled."""

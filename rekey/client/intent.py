@@ -61,13 +61,13 @@ def requests_of(operations: Sequence[Operation], journal: Journal, *, copied: bo
     requests = []
     for index, operation in enumerate(operations):
         try:
-            given, is_foreseen = as_stored(operation)
+            stored, is_foreseen = as_stored(operation)
         except RequestRejected as refused:
             refused.index = index if len(operations) > 1 else None
             raise
         requests.append(
             Request(
-                index, given, operation.key, journal.word(), foreseen=is_foreseen, reads_before=not copied
+                index, stored, operation.key, journal.word(), foreseen=is_foreseen, reads_before=not copied
             )
         )
     return requests
@@ -96,7 +96,7 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Request, EntityKey
     client = flow.client
     ids = await client.journal.begin(client.client_id, flow.permit.epoch, side, [key for _, key in keys])
     for (request, key), intent_id in zip(keys, ids, strict=True):
-        request.held.intents.append(IntentRef(intent_id, side, key))
+        request.pending.intents.append(IntentRef(intent_id, side, key))
         client.in_flight.begins(side, key)
 
 
@@ -127,7 +127,7 @@ def _note_leaving(drafts: Sequence[Draft], rows: Sequence[tuple[Side, EntityKey]
         draft.leaving = frozenset(
             row
             for other, row in zip(drafts, rows, strict=True)
-            if other is not draft and other.given.verb is Verb.DELETE
+            if other is not draft and other.operation.verb is Verb.DELETE
         )
 
 
@@ -155,8 +155,8 @@ class SameView(Flow):
             return isinstance(error, _LOST_RACES)
         if error.index is None and len(writes) > 1:
             # The service did not say which operation failed: it may be one whose condition is ours.
-            return any(is_lost_race(error, write.request.given, write.sent[0]) for write in writes)
-        return is_lost_race(error, failed.request.given, sent)
+            return any(is_lost_race(error, write.request.operation, write.sent[0]) for write in writes)
+        return is_lost_race(error, failed.request.operation, sent)
 
 
 class CrossView(Flow):
@@ -174,7 +174,7 @@ class CrossView(Flow):
         new = [
             (draft.request, draft.old_key)
             for draft in drafts
-            if all(intent.key != draft.source_key for intent in draft.held.intents)
+            if all(intent.key != draft.source_key for intent in draft.pending.intents)
         ]
         if new:
             await _begin(self, SOURCE, new)
@@ -188,8 +188,8 @@ class CrossView(Flow):
         # An unknown new ETag of the view's row is reported as one that no row will ever have.
         return [
             None
-            if request.given.verb is Verb.DELETE
-            else request.held.view_etag or f'W/"rekey-{secrets.token_hex(8)}"'
+            if request.operation.verb is Verb.DELETE
+            else request.pending.view_etag or f'W/"rekey-{secrets.token_hex(8)}"'
             for request in self.requests
         ]
 
@@ -230,20 +230,20 @@ class CrossView(Flow):
         shown = previous.get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
-            draft.held.keep_intent = True
+            draft.pending.keep_intent = True
             try:
                 done = await self.authority.replicas.propagate(draft.old_key)
             except RekeyError:
-                draft.held.ambiguous = True
+                draft.pending.ambiguous = True
                 raise
             self.client.counters.propagated += 1
-            draft.held.ambiguous = draft.held.ambiguous or done.open
+            draft.pending.ambiguous = draft.pending.ambiguous or done.open
             # The caller's ETag was of a row that propagate may just have replaced.
-            if is_conditional(draft.given):
+            if is_conditional(draft.operation):
                 raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
         draft.replicas.previous = previous
-        after = row_after(draft.given, view_row)
+        after = row_after(draft.operation, view_row)
         if after is not None:
             await self.carry_over(draft, after)
         elif draft.before is not None:
@@ -263,10 +263,10 @@ class NewViewFirst(CrossView):
     async def locate(self, draft: Draft) -> None:
         place = draft.place = TargetKey(0, *draft.key)
         draft.source_key = await self._owner(place)
-        if draft.given.verb in CREATES and not await self._is_there(draft, place):
-            draft.source_key = self.authority.named_key(draft, draft.given.row)
+        if draft.operation.verb in CREATES and not await self._is_there(draft, place):
+            draft.source_key = self.authority.named_key(draft, draft.operation.row)
         if draft.source_key is None:
-            row_after(draft.given, None)  # raises what the service answers for a missing row
+            row_after(draft.operation, None)  # raises what the service answers for a missing row
 
     async def _owner(self, place: TargetKey) -> EntityKey | None:
         """Return the source key of the row under a main target key; while it passes on, the one whose row is
@@ -292,7 +292,7 @@ class NewViewFirst(CrossView):
         if draft.before is not None and draft.replicas.read.get(TargetKey(0, *draft.key)) is None:
             if (SOURCE, draft.old_key) not in draft.leaving:
                 raise self.authority.key_taken(draft.key)
-            draft.held.moves = True
+            draft.pending.moves = True
         try:
             desired = inverse(self.authority.mapper, draft.old_key, after, draft.before, cure=_CURE)
         except RowRefused as refused:
@@ -312,7 +312,7 @@ class NewViewFirst(CrossView):
         if draft.source_key is None:
             return False
         try:
-            if self.authority.mapper.source_key(draft.given.row) == draft.source_key:
+            if self.authority.mapper.source_key(draft.operation.row) == draft.source_key:
                 return True
         except RowRefused:
             pass  # the row of a merge need not name its old key

@@ -24,9 +24,9 @@ async def follow(flow: Flow) -> None:
     """Write the replicas of all keys, and record the result of each in `flow.followed`. Errors of replicas
     are not raised: the authority has answered, so the intent stays instead."""
     numbers = range(len(flow.decided))
-    moves = any(decided.held.moves for decided in flow.decided)
+    moves = any(decided.pending.moves for decided in flow.decided)
     # A row that takes over a key goes first: otherwise a reader would miss it there for a moment.
-    last = [number for number in numbers if moves and flow.requests[number].given.verb is Verb.DELETE]
+    last = [number for number in numbers if moves and flow.requests[number].operation.verb is Verb.DELETE]
     for group in ([number for number in numbers if number not in last], last):
         await in_turns([partial(_follow, flow, number, moves) for number in group], WIDTH)
 
@@ -45,9 +45,9 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
             flow.followed[number] = Followed(decided, State.SETTLED)
             return
         decided, slow = replace(decided, source_key=owner), True
-    hold = decided.held
-    hold.keep_intent = hold.keep_intent or _met_another(decided)
-    if hold.moves:  # a claim that passes on stays reserved until propagate has passed it on
+    pending = decided.pending
+    pending.keep_intent = pending.keep_intent or _met_another(decided)
+    if pending.moves:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, slow)
         await _release(flow, decided.write.request, decided, flow.followed[number].state)
     else:
@@ -65,7 +65,7 @@ def _met_another(decided: Decided) -> bool:
         row is not None and place.table <= 0 and place in decided.during.own
         for place, row in decided.read.items()
     )
-    verb = decided.write.request.given.verb
+    verb = decided.write.request.operation.verb
     return there if verb is Verb.INSERT else verb is Verb.DELETE and not there
 
 
@@ -85,14 +85,14 @@ async def _release(
 
 
 async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool) -> None:
-    hold = decided.held
+    pending = decided.pending
     try:
         followed = None if slow else await _write_conditionally(flow, decided)
         if followed is not None:
             flow.client.counters.fast += 1
         else:
             followed = await propagate(flow, decided)
-            hold.view_etag = await flow.etag_after_propagate(decided) or hold.view_etag
+            pending.view_etag = await flow.etag_after_propagate(decided) or pending.view_etag
     except Exception as error:  # noqa: BLE001 - the write is done: no replica's error may fail it
         followed = unsettled(flow, decided, error)
     flow.followed[number] = followed
@@ -100,16 +100,16 @@ async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool)
 
 async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     """Write the replicas on the condition of the rows as read; return None when propagate is needed."""
-    write, during, hold = decided.write, decided.during, decided.held
+    write, during, pending = decided.write, decided.during, decided.pending
     if write.replicas.expected is None:
         return None
     beside = {place for place, _ in write.along}
     expected = {place: row for place, row in write.expected.items() if place not in beside}
-    read, late = (
+    before_write, during_write = (
         {place: row for place, row in rows.items() if place not in beside}
         for rows in (write.replicas.read, during.read)
     )
-    following = following_writes(expected, read, late, during.previous, during.own)
+    following = following_writes(expected, before_write, during_write, during.previous, during.own)
     if following is None:
         return None
     writes, reread = following
@@ -121,26 +121,26 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
         try:
             outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
-            hold.ambiguous = hold.ambiguous or may_travel(error)
+            pending.ambiguous = pending.ambiguous or may_travel(error)
             raise
         for (place, _), etag in zip(group, etags, strict=True):
             if place == write.place:
-                hold.view_etag = etag
+                pending.view_etag = etag
         return outcome
 
-    together = flow.authority.mapper.co_located
-    if together and (unread or not await flow.authority.same_list(decided)):
+    co_located = flow.authority.mapper.co_located
+    if co_located and (unread or not await flow.authority.same_list(decided)):
         return None  # there may be a secondary row that is not known
-    groups = transactions(writes, together)
-    seen = {**late, **read}
-    if any(lacks_main(group, seen, together) for group in groups):
+    groups = transactions(writes, co_located)
+    seen = {**during_write, **before_write}
+    if any(lacks_main(group, seen, co_located) for group in groups):
         return None  # a main row that was not there when read may be there now
-    if 0 in flow.authority.mapper.shared and together and _may_be_a_formers(decided, writes, seen):
+    if 0 in flow.authority.mapper.shared and co_located and _may_be_a_formers(decided, writes, seen):
         return None
     outcomes = await side_by_side(write_group(group) for group in groups)
     # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
     # stays until the request is over.
-    hold.ambiguous = hold.ambiguous or Outcome.OPEN in outcomes
+    pending.ambiguous = pending.ambiguous or Outcome.OPEN in outcomes
     if not all(outcomes):
         return None
     return Followed(decided, State.WRITTEN, reread or bool(unread))
@@ -158,8 +158,8 @@ async def propagate(flow: Flow, decided: Decided) -> Followed:
     """Make the replicas of a key equal what the authority says now."""
     done = await flow.authority.replicas.propagate(decided.old_key)
     flow.client.counters.propagated += 1
-    decided.held.ambiguous = decided.held.ambiguous or done.open
-    return Followed(decided, State.UNSETTLED if decided.held.ambiguous else State.SETTLED)
+    decided.pending.ambiguous = decided.pending.ambiguous or done.open
+    return Followed(decided, State.UNSETTLED if decided.pending.ambiguous else State.SETTLED)
 
 
 def unsettled(flow: Flow, decided: Decided, error: Exception) -> Followed:
@@ -176,5 +176,5 @@ def unsettled(flow: Flow, decided: Decided, error: Exception) -> Followed:
                 refusal.hint,
                 extra={"event": "replicas-behind"},
             )
-    decided.held.ambiguous = decided.held.ambiguous or may_travel(error)
+    decided.pending.ambiguous = decided.pending.ambiguous or may_travel(error)
     return Followed(decided, State.UNSETTLED)

@@ -39,9 +39,9 @@ class Reservations:
         source_key, target = draft.old_key, TargetKey(0, *main)
         seen = self._owners.get(main)
         is_own = seen is not None and seen.source == source_key
-        reserves = 0 in self._shared and draft.given.verb is Verb.INSERT
+        reserves = 0 in self._shared and draft.operation.verb is Verb.INSERT
         owner: Owner | None
-        if not claims or target in draft.held.reserved or (is_own and not reserves):
+        if not claims or target in draft.pending.reserved or (is_own and not reserves):
             owner = await self._mapping.owner(main)
         else:
             read, claimed = await side_by_side(
@@ -55,19 +55,21 @@ class Reservations:
     def reserves_early(self, draft: Draft, expected: Iterable[TargetKey]) -> list[Awaitable[object]]:
         """Return the claims of index keys that may run together with the reads: those of a row that is
         certainly new. `expected`: where its replicas will be."""
-        if draft.given.verb is not Verb.INSERT:
+        if draft.operation.verb is not Verb.INSERT:
             return []
         new = [target for target in sorted(expected) if target.table > 0 and target.table in self._shared]
-        return [self._claim_early(draft, target, None) for target in new if target not in draft.held.reserved]
+        return [
+            self._claim_early(draft, target, None) for target in new if target not in draft.pending.reserved
+        ]
 
     async def reserve(self, draft: Draft, target: TargetKey, still_owns: StillOwns) -> None:
         """Claim and reserve a target key for a write that creates a row under it. Raises Collision: the key
         belongs to another row, or another write is creating one."""
-        if target in draft.held.reserved:
+        if target in draft.pending.reserved:
             return
         for _ in range(MAX_ROUNDS):
             owner = await self._claim_to_take(draft, target)
-            if target in draft.held.reserved:
+            if target in draft.pending.reserved:
                 return
             # A key whose owner's row is deleted by the same call is reserved but stays the owner's: propagate
             # passes it on once both are written.
@@ -78,14 +80,14 @@ class Reservations:
             reserved = self.reservation(draft.request, draft.old_key, owner and owner.reserved)
             claimed = await self._mapping.take(new_owner, target, owner, reserved)
             if claimed is not None:
-                draft.held.reserved[target] = claimed
+                draft.pending.reserved[target] = claimed
                 return
         raise self._mapping.kept_changing()
 
     async def release(self, request: Request, moved: State | None) -> None:
         """Release the write's reservations of target keys. `moved`: how far the replicas are of a row that
         took over a key from a row deleted by the same call; None if there is no such row."""
-        targets = sorted(request.held.reserved)
+        targets = sorted(request.pending.reserved)
         await side_by_side(self._release(request, target, moved) for target in targets)
 
     def reservation(self, request: Request, key: EntityKey, present: Reservation | None) -> Reservation:
@@ -104,13 +106,13 @@ class Reservations:
         reserved = self.reservation(draft.request, draft.old_key, before) if shared else None
         claimed = await self._mapping.take(draft.old_key, target, seen, reserved)
         if claimed is not None and shared:
-            draft.held.reserved[target] = claimed
+            draft.pending.reserved[target] = claimed
         return claimed
 
     async def _claim_to_take(self, draft: Draft, target: TargetKey) -> Owner | None:
         """Return the claim of a target key to reserve. One that was not read yet is read while it is tried to
         be made. Raises Collision as `MappingStore.unreserved`."""
-        claims, own = draft.mapping.claims, draft.held.reserved
+        claims, own = draft.mapping.claims, draft.pending.reserved
         if target in claims:
             owner = claims.pop(target)
         else:
@@ -123,7 +125,7 @@ class Reservations:
         return await self._mapping.unreserved(draft.old_key, target)
 
     async def _release(self, request: Request, target: TargetKey, moved: State | None) -> None:
-        owner: Owner | None = request.held.reserved.pop(target)
+        owner: Owner | None = request.pending.reserved.pop(target)
         for _ in range(RELEASES):
             reserved = None if owner is None else owner.reserved
             if owner is None or reserved is None or request.word not in reserved.writers:
@@ -152,5 +154,5 @@ class Reservations:
                 ]
             )
         )
-        draft.held.moves = draft.held.moves or deleted
+        draft.pending.moves = draft.pending.moves or deleted
         return deleted

@@ -75,7 +75,7 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
         if is_ambiguous(error):
             try:
                 etags = await settled(
-                    flow.authority.table, [write.request.given for write in writes], operations,
+                    flow.authority.table, [write.request.operation for write in writes], operations,
                     wait=flow.client.wait_out,
                     witness=lambda rows: _evidence(flow, steps, began, operations, rows),
                     error=error,
@@ -211,7 +211,7 @@ async def settled(
         operation.verb is Verb.DELETE and row is not None for operation, row in zip(sent, rows, strict=True)
     )
     # A write that deleted or created the row meanwhile would be announced: its intent is retained for a while
-    # (`Held.keep_intent`).
+    # (`Pending.keep_intent`).
     if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
         raise Again
     inserts = any(operation.verb is Verb.INSERT for operation in requested)
@@ -285,7 +285,7 @@ async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | N
         return Evidence.ALONE
     beside = {place for place, _ in write.along}  # written with the authority
     # For a delete, reads during the write count too: another writer's delete would have removed the replica.
-    is_delete = write.request.given.verb is Verb.DELETE
+    is_delete = write.request.operation.verb is Verb.DELETE
     read = {**during.read, **write.replicas.read} if is_delete else write.replicas.read
     early = {place: row for place, row in sorted(read.items()) if place not in beside}
     then = await side_by_side(replicas.table(place.table).get(place.key) for place in early)

@@ -22,7 +22,7 @@ class SourceAuthority(Authority):
     side = SOURCE
 
     async def prepare(self, draft: Draft) -> None:
-        operation = draft.given
+        operation = draft.operation
         draft.source_key = draft.authority_key = draft.key
         draft.sent = [operation]
         if operation.verb in FULL:

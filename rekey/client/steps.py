@@ -1,5 +1,5 @@
 """The steps of a dual write, one type for each: `Request`, `Prepared`, `Decided`, `Followed`. A retry starts
-again from the `Request`; what must outlive an attempt is in `Held`."""
+again from the `Request`; what must outlive an attempt is in `Pending`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IntentRef:
 
 
 @dataclass(slots=True)
-class Held:
+class Pending:
     """What all attempts of one write have left in the journal, the mapping and the tables."""
 
     intents: list[IntentRef] = field(default_factory=list)
@@ -55,8 +55,8 @@ class Request:
 
     # Its position in the call.
     index: int
-    # The operation as the caller gave it, with its row as the service will store it.
-    given: Operation
+    # The operation as the caller requested it, with its row as the service will store it.
+    operation: Operation
     # The key it addresses, in the view.
     key: EntityKey
     # Names this write in reservations, the same in all attempts.
@@ -66,7 +66,7 @@ class Request:
     # Read the authority's row before the write even if no step needs it: until the backfill is done nothing
     # else tells how it was.
     reads_before: bool
-    held: Held = field(default_factory=Held)
+    pending: Pending = field(default_factory=Pending)
 
 
 @dataclass(slots=True)
@@ -119,16 +119,16 @@ class Draft:
     slow: bool = False
 
     @property
-    def given(self) -> Operation:
-        return self.request.given
+    def operation(self) -> Operation:
+        return self.request.operation
 
     @property
     def key(self) -> EntityKey:
         return self.request.key
 
     @property
-    def held(self) -> Held:
-        return self.request.held
+    def pending(self) -> Pending:
+        return self.request.pending
 
     @property
     def old_key(self) -> EntityKey:
@@ -248,8 +248,8 @@ class Decided:
     source_key: EntityKey | None
 
     @property
-    def held(self) -> Held:
-        return self.write.request.held
+    def pending(self) -> Pending:
+        return self.write.request.pending
 
     @property
     def old_key(self) -> EntityKey:

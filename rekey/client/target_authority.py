@@ -40,7 +40,7 @@ class TargetAuthority(Authority):
         self._forwards: dict[EntityKey, Forward] = {}
 
     async def prepare(self, draft: Draft) -> None:
-        operation = draft.given
+        operation = draft.operation
         draft.authority_key = draft.key
         draft.sent = [operation]
         if operation.verb in FULL:
@@ -100,9 +100,9 @@ class TargetAuthority(Authority):
         places = await self._read_secondary(draft, draft.sent[0].key.partition)
         # The secondary rows follow from the rows that were read, so the main row's write is conditional on
         # the row as read, even if the caller asks for no condition.
-        if draft.sent[0] is draft.given and not is_conditional(draft.given):
-            row_after(draft.given, draft.before)  # raises what the service answers for a missing row
-            draft.sent = [as_sent(draft.given, draft.before)]
+        if draft.sent[0] is draft.operation and not is_conditional(draft.operation):
+            row_after(draft.operation, draft.before)  # raises what the service answers for a missing row
+            draft.sent = [as_sent(draft.operation, draft.before)]
         for place in sorted(places):
             present, wanted = draft.replicas.read[place], draft.expected.get(place)
             if present is not None and pointer_of(present) in draft.main_keys:
@@ -134,7 +134,7 @@ class TargetAuthority(Authority):
         place, listed = source_place(write.source_key), targets_of(write.forward)
         places = self.replica_places(write.source_key, listed) | index_places(self.to_list(write))
         reads: list[Awaitable[None]] = []
-        if write.request.given.verb is Verb.DELETE:
+        if write.request.operation.verb is Verb.DELETE:
             places |= index_places(self.given_before(write))
             if write.forward is None:
                 reads = [self._find_forward_late(write, during)]
@@ -174,7 +174,7 @@ class TargetAuthority(Authority):
 
     async def _prepare_row(self, draft: Draft, row: Row, read_for: EntityKey | None = None) -> None:
         """Prepare a write that makes its row `row`. `read_for`: the old key whose rows are read already."""
-        source_key, verb = self.named_key(draft, row), draft.given.verb
+        source_key, verb = self.named_key(draft, row), draft.operation.verb
         reads = [] if read_for == source_key else self._reads_for(draft, source_key)
         if draft.before is None:
             reads.append(self.read_before(draft))
@@ -196,8 +196,8 @@ class TargetAuthority(Authority):
         if (self.mapper.content_derived and creates) or (self.mapper.shared and verb in FULL):
             # Raises RowExists for an insert over a row. Only a reserved key may get a new row, so an upsert
             # is sent as an insert or a replace.
-            row_after(draft.given, draft.before)
-            draft.sent = [as_sent(draft.given, draft.before)]
+            row_after(draft.operation, draft.before)
+            draft.sent = [as_sent(draft.operation, draft.before)]
         if draft.before is None and verb in CREATES:
             rows = draft.mapping.others
             if rows is None:
@@ -206,7 +206,7 @@ class TargetAuthority(Authority):
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
                     if (TARGET, target.key) not in draft.leaving:
                         raise self.key_taken(draft.key)
-                    draft.held.moves = True
+                    draft.pending.moves = True
         await self.claim(draft)
         await self.take_along(draft)
 
@@ -222,7 +222,7 @@ class TargetAuthority(Authority):
 
     async def _find_forward(self, draft: Draft, targets: set[TargetKey]) -> None:
         """Read the forward row; if the write may create a row, try to insert it at the same time."""
-        if draft.given.verb not in CREATES:
+        if draft.operation.verb not in CREATES:
             await self.find_forward(draft)
             return
         seen = self._forwards.pop(draft.old_key, None)
@@ -255,7 +255,7 @@ class TargetAuthority(Authority):
     # --- reservations in the forward row ----------------------------------------------------------------
 
     async def release(self, request: Request, forward: Forward | None, moved: State | None) -> None:
-        rows = dict(request.held.reserved_forward)
+        rows = dict(request.pending.reserved_forward)
         if forward is not None:
             rows[forward.source] = forward
         await side_by_side(
@@ -275,7 +275,7 @@ class TargetAuthority(Authority):
                 break
             after = await self.mapping.reserve(source_key, left, (), reserved.without(request.word))
             left = after or await self.mapping.forward(source_key)
-        if request.given.verb is Verb.DELETE and left is not None:
+        if request.operation.verb is Verb.DELETE and left is not None:
             remember(self._forwards, source_key, left)
 
     async def _write_forward(
@@ -287,10 +287,10 @@ class TargetAuthority(Authority):
     ) -> Forward | None:
         """Write the forward row as `MappingStore.reserve`, and record what is reserved there."""
         if reserved is not None:  # also where the answer is lost
-            draft.held.reserved_forward[draft.old_key] = None
+            draft.pending.reserved_forward[draft.old_key] = None
         written = await self.mapping.reserve(draft.old_key, forward, targets, reserved)
         if reserved is not None:
-            draft.held.reserved_forward[draft.old_key] = written
+            draft.pending.reserved_forward[draft.old_key] = written
         return written
 
     def _forward_reservation(self, draft: Draft, present: Reservation | None) -> Reservation:

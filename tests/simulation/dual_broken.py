@@ -61,7 +61,7 @@ class ForgetsOpenWrites(Writer):
         def forgets(flow: Flow) -> None:
             flow.sent = False
             for request in flow.requests:
-                request.held.ambiguous = False
+                request.pending.ambiguous = False
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
@@ -295,7 +295,7 @@ def own_claims_are_not_reserved() -> Any:
     async def claim_to_take(self: Reservations, draft: Draft, target: TargetKey) -> Owner | None:
         owner = await _claim_to_take(self, draft, target)
         if owner is not None and owner.source == draft.old_key:
-            draft.held.reserved.setdefault(target, owner)
+            draft.pending.reserved.setdefault(target, owner)
         return owner
 
     return mock.patch.object(Reservations, "_claim_to_take", claim_to_take)
