@@ -29,9 +29,9 @@ from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
-from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import CopyWindow, Write
-from rekey.copy.scan import window_of
+from rekey.copy.pipeline import Callbacks, copy_segments
+from rekey.copy.scan import ReadOptions, window_of
 from rekey.copy.throttle import Throttle
 from rekey.copy.write import Copier
 from rekey.core.collector import patient_collector
@@ -128,14 +128,10 @@ async def copy(service: AzureTableService, limits: Limits, migration: Migration,
                 copier.propagator.source,
                 segments,
                 writer.copy,
-                size=window_of(limits),
-                checkpoint=state.checkpoint,
-                stop_requested=lambda: False,
-                advance=lambda _: None,
-                readers=limits.scans,
-                split=state.split_segment,
+                window_of(limits),
+                callbacks=Callbacks(state.checkpoint),
+                options=ReadOptions(limits.scans, state.split_segment, throttle=copier.throttle),
                 writer=writer,
-                throttle=copier.throttle,
             )
         segments = state.segments(SCRIPT_ID, _PURPOSE)
         assert all(segment.done for segment in segments)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
-from rekey.copy.scan import WindowSize
+from rekey.copy.pipeline import Callbacks, copy_segments
+from rekey.copy.scan import ReadOptions, WindowSize
 from rekey.copy.write import Copier
-from rekey.core.clock import Clock, earlier, later, ticks_of
+from rekey.core.clock import Clock, later, ticks_of
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row
 from rekey.state.models import Segment
 from rekey.tables.base import Table
@@ -58,26 +58,24 @@ async def delta_pass(
     *,
     server_time: Callable[[], Awaitable[str]],
     clock: Clock,
-    watermark: str,
-    margin_seconds: float,
+    since: str,
     size: WindowSize,
-    stop_requested: Callable[[], bool],
-    advance: Callable[[int], None],
+    callbacks: Callbacks,
 ) -> PassResult:
-    """Copy rows changed since `watermark - margin`; the caller stores `started_at` if the pass was complete.
-    Times are the service's."""
+    """Copy rows changed since a time of the service; the caller stores `started_at` if the pass was complete.
+
+    Args:
+        since: the watermark, less a margin: a request in flight when the clock was read may carry a slightly
+            older Timestamp. A row that is seen twice costs one comparison.
+    """
     # Before the first row is read: the next pass must see what is written during this one.
     started_at = await fresh_second(server_time, clock)
     copied, whole = await copy_segments(
         source,
         [Segment(0, "", "delta")],
         copier.copy_changed,
-        size=size,
-        checkpoint=lambda _segments: None,
-        stop_requested=stop_requested,
-        advance=advance,
-        # A request in flight when the clock was read may carry a slightly older Timestamp. A row that is seen
-        # twice costs one comparison.
-        modified_from=earlier(watermark, margin_seconds),
+        size,
+        callbacks=callbacks,
+        options=ReadOptions(modified_from=since),
     )
     return PassResult(started_at, copied, whole)

@@ -36,6 +36,20 @@ def window_of(limits: Limits) -> WindowSize:
     return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How segments are read."""
+
+    # Segments read at a time.
+    readers: int = 1
+    # Stores a split of a segment; None: segments are read as they are.
+    split: Split | None = None
+    # Only rows whose Timestamp is at or after this (a delta pass).
+    modified_from: str | None = None
+    # Limits the rate of reading; a scan fetches ahead only if there were no rates when it began.
+    throttle: Throttle | None = None
+
+
 @dataclass(slots=True)
 class Window:
     """Rows read and, by id, each segment they came from as it will be once they are durable."""
@@ -82,30 +96,17 @@ class Reading(ParallelScan[_SegmentReader]):
         self,
         source: Table,
         segments: Sequence[Segment],
-        readers: int = 1,
-        split: Split | None = None,
+        options: ReadOptions,
         page_rows: int = MAX_PAGE_ROWS,
-        modified_from: str | None = None,
-        throttle: Throttle | None = None,
     ) -> None:
-        """Create it.
-
-        Args:
-            segments: the key ranges to read; finished ones are skipped.
-            readers: how many scans at a time.
-            split: stores a split; None: segments are not split.
-            modified_from: only rows whose Timestamp is at or after this.
-            throttle: limits the rate of reading; a scan fetches ahead only if there were no rates when it
-                began.
-        """
-        self.source, self.page_rows, self.modified_from = source, page_rows, modified_from
+        """Create it. `segments`: the key ranges to read; finished ones are skipped."""
+        self.source, self.options, self.page_rows = source, options, page_rows
         super().__init__(self._reader(segment) for segment in segments if not segment.done)
-        self.readers, self._store_split = max(1, readers), split
-        self.throttle = None if throttle is None else throttle.of(source.name)
+        self.throttle = None if options.throttle is None else options.throttle.of(source.name)
         self.least, self.least_eager = LEAST_PAGES * page_rows, page_rows
         # Where partitions have a rate, one page is enough to split a segment until each reader has one, and a
         # partition has one reader: more would get no more rows, only refusals.
-        self.eager = self.readers - 1 if self.partitions_apart else 0
+        self.eager = options.readers - 1 if self.partitions_apart else 0
         self.may_split = False
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._read_bytes, self._most_bytes = 0, 0
@@ -116,7 +117,7 @@ class Reading(ParallelScan[_SegmentReader]):
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
         """Yield full windows; the last one may be small. Iterate within `aclosing`."""
         self._most_bytes = size.bytes
-        working: asyncio.Future[None] = asyncio.ensure_future(self.run(self.readers))
+        working: asyncio.Future[None] = asyncio.ensure_future(self.run(self.options.readers))
         working.add_done_callback(lambda _: self.tell())
         window = Window()
         try:
@@ -143,7 +144,7 @@ class Reading(ParallelScan[_SegmentReader]):
                 break
             # Readers split only while the consumer waits for pages: where writing is the bottleneck, more
             # scans would not help.
-            self.may_split = self._store_split is not None
+            self.may_split = self.options.split is not None
             await self.change()
         self.may_split = False
         self.tell()
@@ -159,7 +160,7 @@ class Reading(ParallelScan[_SegmentReader]):
     def pages(self, reader: _SegmentReader) -> AsyncIterator[Page]:
         return self.source.scan(
             reader.rest,
-            modified_from=self.modified_from,
+            modified_from=self.options.modified_from,
             page_rows=self.page_rows,
             ahead=self.throttle is None or not self.throttle.has_rates,
         )
@@ -202,12 +203,12 @@ class Reading(ParallelScan[_SegmentReader]):
 
     def split(self, reader: _SegmentReader, middle: EntityKey) -> _SegmentReader:
         """Store that a segment ends at a key, and return its rest."""
-        upper = self._store_split(reader.segment, middle)  # type: ignore[misc]  # `may_split` is False without
+        upper = self.options.split(reader.segment, middle)  # type: ignore[misc]  # `may_split` is False without
         reader.segment = replace(reader.segment, upto=middle)
         return self._reader(upper)
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
-        while len(self._read) >= self.readers or self._read_bytes >= self._most_bytes:
+        while len(self._read) >= self.options.readers or self._read_bytes >= self._most_bytes:
             await self.change()
         self._read.append((rows, size, segment))
         self._read_bytes += size

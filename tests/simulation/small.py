@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rekey.copy.checkpoint import copy_segments
 from rekey.copy.delta import delta_pass
+from rekey.copy.pipeline import Callbacks, copy_segments
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
@@ -44,7 +44,7 @@ from tests.fakes.faults import Call
 from tests.fakes.memory import Mood
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
-from tests.worlds.small import SCRIPT, SECRET, contents, go_on, halves, mapped, never, nothing
+from tests.worlds.small import SCRIPT, SECRET, contents, go_on, halves, mapped, nothing
 
 SIZE = WindowSize(rows=100, bytes=1_000_000)
 
@@ -290,16 +290,12 @@ class DeltaWorld(SmallWorld):
                 self.kept.segment = Segment(**{**_fields(segment), "done": True})
             return await copier.copy(rows)
 
-        await copy_segments(
-            self.source, [segment], copy, size=SIZE, checkpoint=checkpoint, stop_requested=never,
-            advance=nothing,
-        )  # fmt: skip
+        await copy_segments(self.source, [segment], copy, SIZE, callbacks=Callbacks(checkpoint))
 
     async def _pass(self) -> None:
         result = await self.parts.delta_pass(
             self.source, self._copier(), server_time=self.sources.server_time, clock=self.scheduler.clock,
-            watermark=self.kept.watermark, margin_seconds=0.0, size=SIZE, stop_requested=never,
-            advance=nothing,
+            since=self.kept.watermark, size=SIZE, callbacks=Callbacks(),
         )  # fmt: skip
         self.kept.watermark = result.started_at
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from math import inf
 
-from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
-from rekey.copy.scan import WindowSize, window_of
+from rekey.copy.pipeline import Callbacks, copy_segments
+from rekey.copy.scan import ReadOptions, WindowSize, window_of
 from rekey.copy.workers.fence import Fence, FencedTable, Superseded, TermOver, seconds_left
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
@@ -77,12 +77,10 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
                     source,
                     [reached],
                     copy,
-                    size=window_of_task(limits, task),
-                    checkpoint=checkpoint,
-                    stop_requested=lambda: begun and rising_seconds() >= stop_at,
-                    advance=lambda _rows: None,
+                    window_of_task(limits, task),
+                    callbacks=Callbacks(checkpoint, lambda: begun and rising_seconds() >= stop_at),
+                    options=ReadOptions(throttle=opened.throttle),
                     writer=writer,
-                    throttle=opened.throttle,
                 )
         ended = Ended.DONE if whole else Ended.MORE
         still_open = last_open() != opened_before

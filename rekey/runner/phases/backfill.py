@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 
-from rekey.copy.checkpoint import copy_segments
+from rekey.copy.pipeline import Callbacks, copy_segments
+from rekey.copy.scan import ReadOptions
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.clock import earlier
 from rekey.core.eta import Lane
@@ -108,14 +109,10 @@ async def copy_rows(run: Run) -> Counters:
                     run.source,
                     segments,
                     writer.copy,
-                    size=run.window,
-                    checkpoint=checkpoint,
-                    stop_requested=run.stop.requested,
-                    advance=lambda _rows: None,
-                    readers=run.config.limits.scans,
-                    split=split,
+                    run.window,
+                    callbacks=Callbacks(checkpoint, run.stop.requested),
+                    options=ReadOptions(run.config.limits.scans, split, throttle=throttle),
                     writer=writer,
-                    throttle=run.copier.throttle,
                 )
             figures = {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}
     if not whole:

@@ -4,7 +4,8 @@ finds no difference (capture "delta": ADR 0036)."""
 from __future__ import annotations
 
 from rekey.copy.delta import delta_pass, written_since
-from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.copy.pipeline import Callbacks
+from rekey.core.clock import TICKS_PER_SECOND, earlier, format_ticks, ticks_of
 from rekey.next_steps import after_findings
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
@@ -45,11 +46,9 @@ async def bring_changes(run: Run, number: int = 1) -> int:
             run.copier,
             server_time=run.source_time,
             clock=run.clock,
-            watermark=_watermark(run),
-            margin_seconds=run.config.gates.margin_s,
+            since=earlier(_watermark(run), run.config.gates.margin_s),
             size=run.window,
-            stop_requested=run.stop.requested,
-            advance=advance,
+            callbacks=Callbacks(stop_requested=run.stop.requested, advance=advance),
         )
     if not result.whole:
         run.stop.check()

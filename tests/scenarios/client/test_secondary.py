@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rekey import Index, keys, props
-from rekey.copy.checkpoint import copy_segments
+from rekey.copy.pipeline import copy_segments
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import settle_moved
 from rekey.declaration.scripts import load_script
@@ -39,7 +39,7 @@ from tests.fakes.memory import MemoryTableService
 from tests.soaking import others_in_soak
 from tests.worlds.dual_write import DualWorld, delete, insert, merge, replace, upsert
 from tests.worlds.example_rows import registrations
-from tests.worlds.small import RACES, World, go_on, halves, never, nothing, racer, swept
+from tests.worlds.small import RACES, World, go_on, halves, nothing, racer, swept
 from tests.worlds.verification import context, filled, sampled
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
@@ -65,16 +65,7 @@ def watch(world: World) -> tuple[list[EntityKey], list[Call]]:
 
 async def backfill(world: World, size: WindowSize | None = None) -> None:
     async with world.copier.writer() as writer:
-        await copy_segments(
-            world.source,
-            [WHOLE],
-            writer.copy,
-            size=size or world.window,
-            checkpoint=lambda _: None,
-            stop_requested=never,
-            advance=nothing,
-            writer=writer,
-        )
+        await copy_segments(world.source, [WHOLE], writer.copy, size or world.window, writer=writer)
 
 
 def racers(count: int) -> list[Row]:

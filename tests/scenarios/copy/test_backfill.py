@@ -12,8 +12,8 @@ import pytest
 
 from rekey.copy import write as writing
 from rekey.copy.batches import BatchBuffer
-from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import TURN_ROWS
+from rekey.copy.pipeline import Callbacks, copy_segments
 from rekey.copy.write import GATHERED_WINDOWS
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
@@ -22,7 +22,7 @@ from rekey.state.models import Segment
 from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.small import LOWERED, POSTS, USERS, World, never, nothing, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
 
@@ -36,10 +36,8 @@ async def backfill(
         world.source,
         segments or [WHOLE],
         world.copier.copy,
-        size=world.window,
-        checkpoint=kept.extend,
-        stop_requested=never,
-        advance=nothing,
+        world.window,
+        callbacks=Callbacks(kept.extend),
     )
     return copied.rows
 
@@ -59,16 +57,7 @@ async def test_every_row_gets_targets_and_mapping(memory: MemoryTableService, mi
 async def gathered(world: World) -> int:
     """Copy all rows as the runner does; return the number of rows read."""
     async with asyncio.timeout(60), world.copier.writer() as writer:
-        copied, _ = await copy_segments(
-            world.source,
-            [WHOLE],
-            writer.copy,
-            size=world.window,
-            checkpoint=lambda _: None,
-            stop_requested=never,
-            advance=nothing,
-            writer=writer,
-        )
+        copied, _ = await copy_segments(world.source, [WHOLE], writer.copy, world.window, writer=writer)
     return copied.rows
 
 
@@ -210,15 +199,7 @@ async def test_a_checkpoint_stands_only_over_rows_that_are_written(memory: Memor
             wanted = {key_of(mapped.row) for row in rows for mapped in world.mapper.map(row)}
             claims.append((segment, wanted <= done and len(rows) == segment.rows))
 
-    await copy_segments(
-        world.source,
-        [WHOLE],
-        world.copier.copy,
-        size=world.window,
-        checkpoint=check,
-        stop_requested=never,
-        advance=nothing,
-    )
+    await copy_segments(world.source, [WHOLE], world.copier.copy, world.window, callbacks=Callbacks(check))
     assert len(claims) >= 3
     assert every(held for _, held in claims)
     assert claims[-1][0].done
@@ -241,10 +222,8 @@ async def test_work_goes_on_behind_the_cursor_and_nothing_is_read_twice(memory: 
             world.source,
             [WHOLE],
             world.copier.copy,
-            size=replace(world.window, rows=200),
-            checkpoint=checkpoint,
-            stop_requested=never,
-            advance=nothing,
+            replace(world.window, rows=200),
+            callbacks=Callbacks(checkpoint),
         )
     first = kept[0]
     assert 0 < first.rows < 500
@@ -259,10 +238,8 @@ async def test_a_stop_ends_after_a_window_with_its_checkpoint(memory: MemoryTabl
         world.source,
         [WHOLE],
         world.copier.copy,
-        size=world.window,
-        checkpoint=kept.extend,
-        stop_requested=lambda: bool(kept),
-        advance=nothing,
+        world.window,
+        callbacks=Callbacks(kept.extend, lambda: bool(kept)),
     )
     assert not whole
     assert copied.rows == kept[-1].rows < 3000

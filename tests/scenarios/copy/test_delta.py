@@ -10,6 +10,7 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import PassResult, delta_pass, fresh_second
+from rekey.copy.pipeline import Callbacks
 from rekey.copy.sweep import DigestParts
 from rekey.core.clock import earlier, later
 from rekey.errors import RowRefused
@@ -17,7 +18,7 @@ from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.small import POSTS, USERS, World, never, nothing, post, swept, user
+from tests.worlds.small import POSTS, USERS, World, post, swept, user
 
 MARGIN = 300.0
 
@@ -28,11 +29,9 @@ async def one_pass(world: World, watermark: str) -> PassResult:
         world.copier,
         server_time=world.service.server_time,
         clock=world.service.clock,
-        watermark=watermark,
-        margin_seconds=MARGIN,
+        since=earlier(watermark, MARGIN),
         size=world.window,
-        stop_requested=never,
-        advance=nothing,
+        callbacks=Callbacks(),
     )
 
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekey.copy.checkpoint import copy_segments
-from rekey.copy.scan import Reading, WindowSize
+from rekey.copy.pipeline import Callbacks, copy_segments
+from rekey.copy.scan import Reading, ReadOptions, WindowSize
 from rekey.copy.throttle import Throttle
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import StateUnusable
@@ -33,7 +33,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.soaking import others_in_soak
-from tests.worlds.small import USERS, Killed, World, never, nothing, user
+from tests.worlds.small import USERS, Killed, World, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
 SHAPES: dict[str, list[tuple[str, str]]] = {
@@ -82,14 +82,8 @@ async def table_of(keys: list[tuple[str, str]], service: MemoryTableService | No
 async def read_all(
     table: MemoryTable, splits: Splits, *, readers: int = 4, throttle: Throttle | None = None
 ) -> list[EntityKey]:
-    reading = Reading(
-        table,
-        list(splits.segments.values()),
-        readers=readers,
-        split=splits.split,
-        page_rows=5,
-        throttle=throttle,
-    )
+    options = ReadOptions(readers, splits.split, throttle=throttle)
+    reading = Reading(table, list(splits.segments.values()), options, page_rows=5)
     found: list[EntityKey] = []
     async with aclosing(reading.windows(WindowSize(20, 10**6))) as windows:
         async for window in windows:
@@ -212,7 +206,7 @@ async def test_readers_wait_at_a_full_window(memory: MemoryTableService, most: i
         await asyncio.sleep(0)
 
     memory.gate = count
-    reading = Reading(table, segments, readers=4, page_rows=5)
+    reading = Reading(table, segments, ReadOptions(4), page_rows=5)
     async with aclosing(reading.windows(WindowSize(5, most))) as windows:
         assert len((await anext(windows)).rows) == 5
         for _ in range(100):
@@ -369,12 +363,9 @@ async def test_cut_off_anywhere_little_is_reread(state: State, memory: MemoryTab
                 world.source,
                 segments,
                 writer.copy,
-                size=WindowSize(20, 10**6),
-                checkpoint=state.checkpoint,
-                stop_requested=never,
-                advance=nothing,
-                readers=4,
-                split=state.split_segment,
+                WindowSize(20, 10**6),
+                callbacks=Callbacks(state.checkpoint),
+                options=ReadOptions(4, state.split_segment),
                 writer=writer,
             )
         return copied.rows

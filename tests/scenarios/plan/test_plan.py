@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.copy.checkpoint import copy_segments
+from rekey.copy.pipeline import copy_segments
 from rekey.copy.scan import window_of
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode, SecretMissing
 from rekey.inspect.inventory import SampleSize
@@ -36,7 +36,7 @@ from tests.fakes.memory import MemoryTableService
 from tests.worlds.example_rows import GENERATORS
 from tests.worlds.odd_rows import generic
 from tests.worlds.plans import FINGERPRINTS, IDS, SMALL_SAMPLE, codes, fill, plan_one, subject
-from tests.worlds.small import LOWERED, POSTS, USERS, World, never, nothing, post, user
+from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
 LIMITS = Limits(window_rows=2_000)
 
@@ -70,10 +70,7 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
             world.source,
             [Segment(id=1, script_id="0001_users", purpose="backfill")],
             writer.copy,
-            size=window_of(limits),
-            checkpoint=lambda _segments: None,
-            stop_requested=never,
-            advance=nothing,
+            window_of(limits),
             writer=writer,
         )
     assert plan.estimate is not None

@@ -278,7 +278,7 @@ def test_what_looks_needs_nothing_of_what_works(tmp_path: Path) -> None:
         "from rekey.status import judge, tell\n"
         "with State.open(Path(sys.argv[1]), read_only=True) as state:\n"
         "    state.ledger_ids()\n"
-        "working = ('copy.checkpoint', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
+        "working = ('copy.pipeline', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
         "other = ('aiohttp', 'azure.core', 'urllib.request', 'rekey.client', 'sqlalchemy', 'yoyo')\n"
         "print(*(name for name in (*other, *(f'rekey.{one}' for one in working)) if name in sys.modules))"
     )
