@@ -10,7 +10,7 @@ import click
 from rekey.cli.shell import Shell, command, flag
 from rekey.doctor.judge import examine
 from rekey.doctor.observe import observe
-from rekey.doctor.report import Fact, Told, found
+from rekey.doctor.report import Fact, Result, finding
 from rekey.errors import ExitCode, RekeyError
 from rekey.evidence.contents import live_path
 from rekey.evidence.signing import open_signer
@@ -45,7 +45,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
     if live:
         from rekey.doctor.live import run  # imports half of rekey
 
-        live_results: list[Told] = [found("live-not-tried", "accounts")]
+        live_results: list[Result] = [finding("live-not-tried", "accounts")]
         if all(account.is_usable for account in observed.accounts):
             requests = counted(run.REQUESTS, "request")
             shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
@@ -58,7 +58,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
                 live_results.append(Fact("report", f"{signed}, kept in {kept}"))
                 document["kept"] = kept
             except RekeyError as error:
-                live_results.append(found("live-failed", "run", seen=error.what, do=error.hint))
+                live_results.append(finding("live-failed", "run", seen=error.what, do=error.hint))
         report = replace(report, families={**report.families, "live": live_results})
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
     return shell.emit({"strict": strict, **report.as_json(), **document}, report.as_text(), code)

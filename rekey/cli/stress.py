@@ -16,7 +16,7 @@ from rekey.cli.project import open_project
 from rekey.cli.shell import HTML, Shell, command, file_option, flag
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.migration import Migration
-from rekey.doctor.observed import AccountSeen, Kind
+from rekey.doctor.observed import AccountSeen, ServiceKind
 from rekey.errors import ExitCode, Locked, RekeyError, TableMissing
 from rekey.plan.planfile import write_output
 from rekey.project.config import Config, load_config, read_toml
@@ -200,5 +200,5 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     account = config.tables
     answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
     kind = AccountSeen("tables", account, answer).kind
-    if kind is not Kind.AZURITE:
+    if kind is not ServiceKind.AZURITE:
         raise refusal("not-azurite", account=account.name, kind=kind)

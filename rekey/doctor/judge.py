@@ -15,14 +15,14 @@ from rekey.doctor.observed import (
     AccountSeen,
     Crossing,
     FileSeen,
-    Kind,
     MigrationSeen,
     Observed,
     Reading,
     SecretSeen,
+    ServiceKind,
     StateSeen,
 )
-from rekey.doctor.report import Fact, Finding, Report, Told, found, listed
+from rekey.doctor.report import Fact, Finding, Report, Result, finding, listed
 from rekey.errors import RekeyError
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
@@ -32,7 +32,7 @@ from rekey.tables.wire import API_VERSION
 
 def examine(observed: Observed) -> Report:
     """Return the findings and facts of all checks, by family, in the order in which to fix findings."""
-    families: dict[str, Callable[[Observed], Iterator[Told]]] = {
+    families: dict[str, Callable[[Observed], Iterator[Result]]] = {
         "configuration": _configuration,
         "accounts": _accounts,
         "access": _access,
@@ -47,7 +47,7 @@ def examine(observed: Observed) -> Report:
 
 def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Finding:
     """Return the finding for something that failed with an error; the error's hint is the remedy."""
-    return found(code, about, seen=error.what, do=error.hint, **values)
+    return finding(code, about, seen=error.what, do=error.hint, **values)
 
 
 # --- configuration -------------------------------------------------------------------------------------
@@ -57,22 +57,22 @@ GOOD_BYTES = 32
 FEW_DISTINCT = 8
 
 
-def _configuration(observed: Observed) -> Iterator[Told]:
+def _configuration(observed: Observed) -> Iterator[Result]:
     seen, file = observed.configuration, observed.configuration.file
     yield Fact("file", file.path)
     # One account for both sections protects the old keys from no one.
     if seen.same_account:
-        azurite = observed.restricted.kind is Kind.AZURITE
+        azurite = observed.restricted.kind is ServiceKind.AZURITE
         but = "; on Azurite it does not matter" if azurite else ""
         severity = Severity.NOTE if azurite else None
-        yield found("same-account", "[restricted]", severity, on_azurite=but, section=seen.same_account)
+        yield finding("same-account", "[restricted]", severity, on_azurite=but, section=seen.same_account)
     elif seen.same_key:
         severity = Severity.NOTE if observed.tables.has_published_key else None
-        yield found("same-key", "[restricted]", severity, section=seen.same_key)
+        yield finding("same-key", "[restricted]", severity, section=seen.same_key)
     for account in observed.accounts:
         yield from _account_key(account, f"[{account.section}]")
     if file.writers:
-        yield found("config-writable", "rekey.toml", path=file.path, described=file.described)
+        yield finding("config-writable", "rekey.toml", path=file.path, described=file.described)
     for secret in seen.secrets:
         yield from _secret(secret, named=secret.name in observed.migrations.named_secrets)
     if seen.wrapping is not None:
@@ -82,7 +82,7 @@ def _configuration(observed: Observed) -> Iterator[Told]:
     if seen.evidence_trouble is not None:
         yield _unusable("evidence-key-unusable", "[evidence]", seen.evidence_trouble)
     if not seen.evidence_configured:
-        yield found("evidence-unsigned", "[evidence]")
+        yield finding("evidence-unsigned", "[evidence]")
     yield from _open_file(seen.evidence_file, "[evidence]", "anyone with this key can sign another history")
 
 
@@ -90,9 +90,9 @@ def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
     if seen.trouble is not None:
         yield _unusable("key-unusable", section, seen.trouble)
     elif seen.account.is_https and seen.account.key_env is not None:
-        yield found("key-where-token", section, key_env=seen.account.key_env, section=section)
+        yield finding("key-where-token", section, key_env=seen.account.key_env, section=section)
     elif seen.has_published_key:
-        yield found("published-key", section)
+        yield finding("published-key", section)
 
 
 def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
@@ -100,9 +100,9 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
     # A secret that a script names is reported with the script.
     if secret.trouble is not None and not named:
         do = secret.trouble.hint or "fix it, or remove the section"
-        yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
+        yield finding("secret-unreadable", about, seen=secret.trouble.what, do=do)
     if secret.trouble is None and secret.length < GOOD_BYTES:
-        yield found("secret-short", about, length=secret.length)
+        yield finding("secret-short", about, length=secret.length)
     harm = "anyone with the secret can compute the id of every old key that can be guessed"
     do = (
         "generate one at random before the migration begins; one that has begun must keep its secret, and"
@@ -113,7 +113,7 @@ def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
 
 def _guessable_or_open(secret: SecretSeen, about: str, harm: str, do: str) -> Iterator[Finding]:
     if secret.trouble is None and secret.distinct < FEW_DISTINCT:
-        yield found("secret-guessable", about, distinct=secret.distinct, harm=harm, do=do)
+        yield finding("secret-guessable", about, distinct=secret.distinct, harm=harm, do=do)
     yield from _open_file(secret.file, about, harm)
 
 
@@ -128,13 +128,13 @@ def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file")
     """
     if file is None or file.mode is None:
         return
-    said = {"path": file.path, "described": file.described, "harm": harm}
+    texts = {"path": file.path, "described": file.described, "harm": harm}
     access = {"read": file.readers, "written": file.writers}
     may = " and ".join(f"{verb} by {listed(others)}" for verb, others in access.items() if others)
     if may:
-        yield found(f"{kind}-open", about, Severity.ERROR if file.writers else None, access=may, **said)
+        yield finding(f"{kind}-open", about, Severity.ERROR if file.writers else None, access=may, **texts)
     if not file.ours:
-        yield found(f"{kind}-foreign", about, **said)
+        yield finding(f"{kind}-foreign", about, **texts)
 
 
 # --- accounts ------------------------------------------------------------------------------------------
@@ -144,42 +144,42 @@ _OLD_TLS = frozenset({"SSLv3", "TLSv1", "TLSv1.1"})
 _DAY_TICKS = 86_400 * TICKS_PER_SECOND
 
 
-def _accounts(observed: Observed) -> Iterator[Told]:
+def _accounts(observed: Observed) -> Iterator[Result]:
     for account in observed.accounts:
         for judge in (_reached, _connection, _credential, _kind, _roles):
             yield from judge(account, f"[{account.section}]")
 
 
-def _reached(seen: AccountSeen, section: str) -> Iterator[Told]:
+def _reached(seen: AccountSeen, section: str) -> Iterator[Result]:
     heard, endpoint = seen.anonymous, seen.account.endpoint
     if heard.failure == BAD_CERTIFICATE:
-        yield found("certificate-refused", section, endpoint=endpoint)
+        yield finding("certificate-refused", section, endpoint=endpoint)
     elif seen.listing is not None and seen.status == 404:
-        said = {"endpoint": endpoint, "name": seen.account.name, "answer": seen.listing.code}
-        yield found("account-unknown", section, **said)
+        texts = {"endpoint": endpoint, "name": seen.account.name, "answer": seen.listing.code}
+        yield finding("account-unknown", section, **texts)
     elif not heard.answered or seen.is_failing:
-        yield found("unreachable", section, endpoint=endpoint, answer=heard.failure or seen.status)
+        yield finding("unreachable", section, endpoint=endpoint, answer=heard.failure or seen.status)
     if heard.accepted:
-        yield found("anonymous-accepted", section, endpoint=endpoint)
+        yield finding("anonymous-accepted", section, endpoint=endpoint)
 
 
-def _connection(seen: AccountSeen, section: str) -> Iterator[Told]:
+def _connection(seen: AccountSeen, section: str) -> Iterator[Result]:
     heard = seen.anonymous
     how = heard.tls or ("https" if seen.account.is_https else "http, on this machine only")
-    version = f" {seen.azurite_version}" if seen.kind is Kind.AZURITE else ""
+    version = f" {seen.azurite_version}" if seen.kind is ServiceKind.AZURITE else ""
     yield Fact(section, f"{seen.account.endpoint}: {seen.kind}{version}, {how}")
     if heard.tls in _OLD_TLS:
-        yield found("tls-old", section, tls=heard.tls, name=seen.account.name)
+        yield finding("tls-old", section, tls=heard.tls, name=seen.account.name)
     if heard.certificate_ends is not None:
         day = format_ticks(heard.certificate_ends)[:10]
         yield Fact(section, f"its certificate ends {day}")
         if heard.certificate_ends - heard.received_at < CERTIFICATE_DAYS * _DAY_TICKS:
-            yield found("certificate-ends", section, day=day)
+            yield finding("certificate-ends", section, day=day)
     if seen.takes_no_keys:
         yield Fact(section, "shared keys are switched off")
 
 
-def _credential(seen: AccountSeen, section: str) -> Iterator[Told]:
+def _credential(seen: AccountSeen, section: str) -> Iterator[Result]:
     listing = seen.listing
     if listing is None or not seen.is_refused:
         return
@@ -192,82 +192,82 @@ def _credential(seen: AccountSeen, section: str) -> Iterator[Told]:
         if listing.code == "AuthorizationFailure" and seen.account.is_https:
             do += "; or let this machine through the account's firewall, which answers the same"
     answer = listing.failure or f"{listing.status} {listing.code}".strip()
-    yield found("credential-refused", section, answer=answer, do=do)
+    yield finding("credential-refused", section, answer=answer, do=do)
 
 
-def _kind(seen: AccountSeen, section: str) -> Iterator[Told]:
+def _kind(seen: AccountSeen, section: str) -> Iterator[Result]:
     server = seen.anonymous.server
-    if seen.kind is Kind.AZURITE:
-        yield found("azurite", section, answer=server)
-    elif seen.kind is Kind.UNKNOWN:
+    if seen.kind is ServiceKind.AZURITE:
+        yield finding("azurite", section, answer=server)
+    elif seen.kind is ServiceKind.UNKNOWN:
         answer = f"Server: {server[:60]}" if server else "no header `Server`"
-        yield found("service-unknown", section, answer=answer)
+        yield finding("service-unknown", section, answer=answer)
 
 
-def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
-    if seen.kind is not Kind.STORAGE or not seen.account.is_https:
+def _roles(seen: AccountSeen, section: str) -> Iterator[Result]:
+    if seen.kind is not ServiceKind.STORAGE or not seen.account.is_https:
         return
     name, accepted = seen.account.name, seen.listing is not None and seen.listing.accepted
     if not seen.uses_token:
         if accepted:
             severity = None if seen.section == "restricted" else Severity.NOTE
-            yield found("shared-key-accepted", section, severity, name=name)
+            yield finding("shared-key-accepted", section, severity, name=name)
         return
     # Only the control plane knows this, unless the service has said that keys are switched off.
     if not seen.takes_no_keys:
-        yield found("shared-key-unknown", section, name=name)
+        yield finding("shared-key-unknown", section, name=name)
     if seen.section != "restricted" and accepted:
-        yield found("account-wide", section)
-    yield found("roles-not-visible", section, name=name)
+        yield finding("account-wide", section)
+    yield finding("roles-not-visible", section, name=name)
 
 
 # --- access --------------------------------------------------------------------------------------------
 
 
-def _access(observed: Observed) -> Iterator[Told]:
+def _access(observed: Observed) -> Iterator[Result]:
     yield from _sources(observed)
     refused = (Reading.REFUSED, Reading.FAILED)
     if closed := [name for name, reading in observed.store.items() if reading in refused]:
-        yield found("restricted-unreadable", "[restricted]", tables=listed(closed))
+        yield finding("restricted-unreadable", "[restricted]", tables=listed(closed))
     writing, trouble = observed.writing, observed.writing.trouble
     if trouble is not None:
         cure = {"do": trouble.hint} if trouble.hint else {}
-        said = {"table": writing.where, "problem": trouble.what}
-        yield found("restricted-unwritable", "[restricted]", **said, **cure)
+        texts = {"table": writing.where, "problem": trouble.what}
+        yield finding("restricted-unwritable", "[restricted]", **texts, **cure)
     elif writing.where:
         yield Fact("[restricted]", f"a row was written to {writing.where} and removed")
     elif observed.restricted.listing is not None:
-        yield found("writing-not-tried", "[restricted]")
+        yield finding("writing-not-tried", "[restricted]")
     if writing.left:
-        yield found("left-behind", "[restricted]", left=writing.left)
+        yield finding("left-behind", "[restricted]", left=writing.left)
     for account in observed.accounts:
         crossing = observed.crossings.get(account.section, Crossing())
         if crossing.read:
             azurite = account.has_published_key and observed.restricted.has_published_key
-            said = {"read": listed(crossing.read), "section": account.section}
-            yield found("restricted-open", "[restricted]", Severity.NOTE if azurite else None, **said)
+            texts = {"read": listed(crossing.read), "section": account.section}
+            yield finding("restricted-open", "[restricted]", Severity.NOTE if azurite else None, **texts)
         elif crossing.same_identity and account is observed.tables:
-            yield found("same-identity", "[restricted]")
+            yield finding("same-identity", "[restricted]")
         elif crossing.tried:
             yield Fact("[restricted]", f"the credential of [{account.section}] reads nothing here")
 
 
-def _sources(observed: Observed) -> Iterator[Told]:
+def _sources(observed: Observed) -> Iterator[Result]:
     scripts, sources = observed.migrations.scripts, observed.sources
     if read := [script.source for script in scripts if sources.get(script.source) is Reading.READ]:
         yield Fact("[tables]", f"read: {listed(read)}")
     for script in scripts:
-        if script.elsewhere and observed.targets is None:
-            yield found("targets-missing", script.script_id)
+        if script.in_target_account and observed.targets is None:
+            yield finding("targets-missing", script.script_id)
     retired = {
         migration.script_id for migration in observed.stored if migration.phase == ControlPhase.RETIRED
     }
     for script in scripts:
         reading = sources.get(script.source)
         if reading in (Reading.REFUSED, Reading.FAILED):
-            yield found("source-unreadable", script.script_id, source=script.source, reading=reading)
+            yield finding("source-unreadable", script.script_id, source=script.source, reading=reading)
         if reading is Reading.MISSING and script.script_id not in retired:
-            yield found("source-missing", script.script_id, source=script.source)
+            yield finding("source-missing", script.script_id, source=script.source)
 
 
 # --- clock ---------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def ahead_s(heard: ProbeResult) -> float | None:
     return nearest / TICKS_PER_SECOND
 
 
-def _clock(observed: Observed) -> Iterator[Told]:
+def _clock(observed: Observed) -> Iterator[Result]:
     for account in observed.accounts:
         ahead, section = ahead_s(account.anonymous), f"[{account.section}]"
         if ahead is None:
@@ -299,7 +299,7 @@ def _clock(observed: Observed) -> Iterator[Told]:
             off = f"{abs(ahead):,.1f} s {'ahead' if ahead > 0 else 'behind'}, at least"
         yield Fact(section, f"this machine's clock is {off}")
         if abs(ahead) >= WARNING_S:
-            yield found("clock-off", section, Severity.ERROR if abs(ahead) >= ERROR_S else None, off=off)
+            yield finding("clock-off", section, Severity.ERROR if abs(ahead) >= ERROR_S else None, off=off)
 
 
 # --- versions ------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
         return True
 
 
-def _versions(observed: Observed) -> Iterator[Told]:
+def _versions(observed: Observed) -> Iterator[Result]:
     seen = observed.versions
     python = ".".join(map(str, seen.python))
     yield Fact("rekey", f"{seen.rekey or 'unknown'} on Python {python}")
@@ -330,22 +330,22 @@ def _versions(observed: Observed) -> Iterator[Told]:
     oldest, newest = TESTED_PYTHON
     if not oldest <= seen.python[:2] <= newest:
         tested = {"oldest": "{}.{}".format(*oldest), "newest": "{}.{}".format(*newest)}
-        yield found("python-untested", "Python", python=python, **tested)
+        yield finding("python-untested", "Python", python=python, **tested)
     for wanted in map(Requirement, seen.wanted):
         if is_unmet(wanted, seen.packages):
-            said = {"version": seen.packages[wanted.name.lower()], "wanted": wanted.specifier}
-            yield found("package-outside", wanted.name, package=wanted.name, **said)
+            texts = {"version": seen.packages[wanted.name.lower()], "wanted": wanted.specifier}
+            yield finding("package-outside", wanted.name, package=wanted.name, **texts)
     for account in observed.accounts:
         section, api = f"[{account.section}]", account.anonymous.api_version
-        azurite = account.kind is Kind.AZURITE
+        azurite = account.kind is ServiceKind.AZURITE
         if api and api < API_VERSION:
             do = "find out what answers there; Azure speaks newer versions"
             if azurite:
                 do = "renew it: `npx azurite@3.35.0 --skipApiVersionCheck`"
-            yield found("api-version-old", section, version=api, spoken=API_VERSION, do=do)
+            yield finding("api-version-old", section, version=api, spoken=API_VERSION, do=do)
         version = account.azurite_version
         if azurite and not f"{version}.".startswith(f"{TESTED_AZURITE}."):
-            yield found("azurite-untested", section, version=version, tested=TESTED_AZURITE)
+            yield finding("azurite-untested", section, version=version, tested=TESTED_AZURITE)
 
 
 # --- state ---------------------------------------------------------------------------------------------
@@ -359,39 +359,39 @@ NETWORK = frozenset(
 )
 
 
-def _state(observed: Observed) -> Iterator[Told]:
+def _state(observed: Observed) -> Iterator[Result]:
     seen, about = observed.state, "state file"
     if seen.file is None:
         yield Fact(about, f"{seen.path}: there is none yet; the first `apply` makes it")
     elif seen.trouble is None:
         yield Fact(about, f"{seen.path}: schema {seen.schema}, {seen.file.described}")
     if seen.not_writable:
-        yield found("state-not-writable", about, path=seen.not_writable)
+        yield finding("state-not-writable", about, path=seen.not_writable)
     yield from _state_access(seen)
     if seen.free_bytes is not None:
         system = seen.file_system or "unknown"
         yield Fact("disk", f"{seen.free_bytes / 1024**3:,.1f} GiB free, file system {system}")
         if seen.free_bytes < LOW_BYTES:
             severity = Severity.ERROR if seen.free_bytes < FULL_BYTES else None
-            yield found("disk-low", "disk", severity, mebibytes=seen.free_bytes / 1024**2)
+            yield finding("disk-low", "disk", severity, mebibytes=seen.free_bytes / 1024**2)
     if seen.file_system in NETWORK or seen.file_system.startswith("fuse.blobfuse"):
-        yield found("network-file-system", "disk", system=seen.file_system)
+        yield finding("network-file-system", "disk", system=seen.file_system)
     if seen.trouble is not None:
         yield _unusable("state-unusable", about, seen.trouble)
     if seen.held_by:
-        yield found("lock-held", about, holder=seen.held_by)
+        yield finding("lock-held", about, holder=seen.held_by)
     if 0 < seen.schema < seen.newest_schema:
-        yield found("schema-older", about, schema=seen.schema, newest=seen.newest_schema)
+        yield finding("schema-older", about, schema=seen.schema, newest=seen.newest_schema)
     if seen.broken_at is not None:
-        yield found("audit-broken", about, event=seen.broken_at)
+        yield finding("audit-broken", about, event=seen.broken_at)
 
 
-def _state_access(seen: StateSeen) -> Iterator[Told]:
+def _state_access(seen: StateSeen) -> Iterator[Result]:
     harm = "it holds old keys where a scan goes on, and the log of what was done"
     for file in (seen.file, *seen.siblings):
         yield from _open_file(file, "state file", harm, "state")
     if (folder := seen.folder) is not None and folder.writers:
-        yield found(
+        yield finding(
             "state-open",
             "state folder",
             seen=f"others may put files into {folder.path} ({folder.described})",
@@ -404,19 +404,19 @@ def _state_access(seen: StateSeen) -> Iterator[Told]:
 # --- migrations ----------------------------------------------------------------------------------------
 
 
-def _migrations(observed: Observed) -> Iterator[Told]:
+def _migrations(observed: Observed) -> Iterator[Result]:
     seen = observed.migrations
     if seen.trouble is not None:
         yield _unusable("scripts-broken", "scripts", seen.trouble)
     elif seen.scripts:
         yield Fact("scripts", listed([script.script_id for script in seen.scripts]))
     else:
-        yield found("no-scripts", "scripts")
+        yield finding("no-scripts", "scripts")
     if writable := [file for file in (seen.folder, *seen.files) if file is not None and file.writers]:
         first, folder = writable[0], seen.folder or writable[0]
         more = f", and {len(writable) - 1} more" if len(writable) > 1 else ""
-        said = {"path": first.path, "described": first.described, "more": more}
-        yield found("scripts-writable", "scripts", **said, folder=folder.path)
+        texts = {"path": first.path, "described": first.described, "more": more}
+        yield finding("scripts-writable", "scripts", **texts, folder=folder.path)
     for script in seen.scripts:
         for name, trouble in script.unresolved.items():
             yield _unusable("secret-unresolved", script.script_id, trouble, secret=name)
@@ -428,7 +428,7 @@ def _migrations(observed: Observed) -> Iterator[Told]:
 # --- restricted store ----------------------------------------------------------------------------------
 
 
-def _store(observed: Observed) -> Iterator[Told]:
+def _store(observed: Observed) -> Iterator[Result]:
     tables, migrations = observed.store, observed.stored
     there = [name for name, reading in tables.items() if reading is Reading.READ]
     gone = [name for name, reading in tables.items() if reading is Reading.MISSING]
@@ -438,32 +438,32 @@ def _store(observed: Observed) -> Iterator[Told]:
         migration.script_id for migration in migrations if migration.phase not in ("", ControlPhase.SOURCE)
     ]
     if begun and gone:
-        said = {"tables": listed(gone), "scripts": listed(begun), "script": begun[0]}
-        yield found("store-incomplete", "tables", **said)
-    for one in migrations:
-        if one.trouble is not None:
-            yield _unusable("control-unreadable", one.script_id, one.trouble)
+        texts = {"tables": listed(gone), "scripts": listed(begun), "script": begun[0]}
+        yield finding("store-incomplete", "tables", **texts)
+    for migration in migrations:
+        if migration.trouble is not None:
+            yield _unusable("control-unreadable", migration.script_id, migration.trouble)
         else:
-            yield from _migration(one, one.script_id, observed.versions.rekey)
+            yield from _migration(migration, migration.script_id, observed.versions.rekey)
 
 
-def _migration(one: MigrationSeen, script: str, version: str) -> Iterator[Told]:
+def _migration(seen: MigrationSeen, script: str, version: str) -> Iterator[Result]:
     text = "not begun"
-    if one.phase:
-        clients = f"{one.live} live, {one.silent} silent, {one.over} over"
-        text = f"`{one.phase}`, epoch {one.epoch}; clients: {clients}; {one.intents:,} intents"
+    if seen.phase:
+        clients = f"{seen.live} live, {seen.silent} silent, {seen.over} over"
+        text = f"`{seen.phase}`, epoch {seen.epoch}; clients: {clients}; {seen.intents:,} intents"
     yield Fact(script, text)
-    others = sorted(set(one.versions) - {version})
+    others = sorted(set(seen.versions) - {version})
     if others and version:
-        yield found("client-version", script, others=listed(others), version=version)
-    if one.silent:
-        clients = f"{one.silent} client{'s are' if one.silent > 1 else ' is'}"
-        yield found("clients-silent", script, clients=clients, script=script)
-    if one.intents and not one.live + one.silent:
-        yield found("intents-without-clients", script, intents=one.intents, script=script)
-    if one.due:
-        months = "" if one.due == (WHOLE,) else f" of {listed(one.due)}"
-        yield found("mapping-over", script, months=months, script=script)
-    if one.returned:
-        text = listed(one.returned)
-        yield found("data-key-returned", script, months=text, script=script, first=one.returned[0])
+        yield finding("client-version", script, others=listed(others), version=version)
+    if seen.silent:
+        clients = f"{seen.silent} client{'s are' if seen.silent > 1 else ' is'}"
+        yield finding("clients-silent", script, clients=clients, script=script)
+    if seen.intents and not seen.live + seen.silent:
+        yield finding("intents-without-clients", script, intents=seen.intents, script=script)
+    if seen.due:
+        months = "" if seen.due == (WHOLE,) else f" of {listed(seen.due)}"
+        yield finding("mapping-over", script, months=months, script=script)
+    if seen.returned:
+        text = listed(seen.returned)
+        yield finding("data-key-returned", script, months=text, script=script, first=seen.returned[0])

@@ -31,13 +31,13 @@ from rekey.doctor.observed import (
     ConfigurationSeen,
     Crossing,
     FileSeen,
-    Kind,
     MigrationSeen,
     MigrationsSeen,
     Observed,
     Reading,
     ScriptSeen,
     SecretSeen,
+    ServiceKind,
     StateSeen,
     VersionsSeen,
     Writing,
@@ -93,11 +93,11 @@ async def observe(
         if holder is None or not holder.is_usable:
             continue
         # Without the other accounts, so that only this one can fail.
-        own, elsewhere = holder.account, holder is targets
-        alone = replace(config, tables=own, targets=own if elsewhere else None, restricted=own)
+        own, is_targets = holder.account, holder is targets
+        alone = replace(config, tables=own, targets=own if is_targets else None, restricted=own)
         async with connect(alone) as accounts:
             for script in migrations.scripts:
-                if is_elsewhere(script.source) == elsewhere:
+                if is_elsewhere(script.source) == is_targets:
                     sources[script.source] = await _read_table(accounts.tables, script.source)
     store: dict[str, Reading] = {}
     stored: tuple[MigrationSeen, ...] = ()
@@ -203,7 +203,7 @@ def see_file(path: Path) -> FileSeen | None:
 
 def see_state(path: Path) -> StateSeen:
     """Observe the state file, its folder, disk and lock, and read a copy of its content."""
-    existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
+    existing = next(folder for folder in (path.parent, *path.parents, Path(path.anchor)) if folder.exists())
     siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
     free: int | None = None
     with suppress(OSError):
@@ -216,7 +216,7 @@ def see_state(path: Path) -> StateSeen:
         free_bytes=free,
         file_system=file_system_of(existing),
         not_writable=next(
-            (str(one) for one in (existing, path) if one.exists() and not _is_writable(one)), ""
+            (str(place) for place in (existing, path) if place.exists() and not _is_writable(place)), ""
         ),
         held_by=_held_by(path.with_name(path.name + ".lock")),
         newest_schema=schema_version(path.stem for path in SCHEMA_FOLDER.glob("*.sql")),
@@ -241,7 +241,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
         except OSError:
             return ""
     where = str(path.resolve())
-    found, longest = "", -1
+    file_system, longest = "", -1
     for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
         words = fields.split(" ")
@@ -250,8 +250,8 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
         # The table escapes spaces and some other characters in octal: \040.
         point = words[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
         if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
-            found, longest = rest.split(" ")[0], len(point)
-    return found
+            file_system, longest = rest.split(" ")[0], len(point)
+    return file_system
 
 
 def _held_by(lock: Path) -> str:
@@ -289,7 +289,7 @@ def see_versions() -> VersionsSeen:
     except PackageNotFoundError:
         wanted = ()
     packages = {}
-    for name in {DISTRIBUTION, *(Requirement(one).name.lower() for one in wanted)}:
+    for name in {DISTRIBUTION, *(Requirement(requirement).name.lower() for requirement in wanted)}:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return VersionsSeen(
@@ -316,19 +316,21 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
     shredded: dict[str, frozenset[str]] = {}
     # `see_state` reports faults of the state file.
     with suppress(RekeyError), State.open(config.state, read_only=True) as state:
-        shredded = {one: frozenset(erasures(state.audit_events(one)).cohorts) for one in named}
+        shredded = {
+            script_id: frozenset(erasures(state.audit_events(script_id)).cohorts) for script_id in named
+        }
     scripts = [
         ScriptSeen(
-            one.script_id,
-            one.migration.source,
-            unresolved={name: error for name in named[one.script_id] if (error := troubles[name])},
-            unsealed=_tried(open_wrapping, config)[1] if one.migration.is_sealed else None,
-            sealed=one.migration.is_sealed,
-            shredded=shredded.get(one.script_id, frozenset()),
-            elsewhere=one.migration.is_elsewhere,
-            group=one.migration.group,
+            script.script_id,
+            script.migration.source,
+            unresolved={name: error for name in named[script.script_id] if (error := troubles[name])},
+            unsealed=_tried(open_wrapping, config)[1] if script.migration.is_sealed else None,
+            sealed=script.migration.is_sealed,
+            shredded=shredded.get(script.script_id, frozenset()),
+            in_target_account=script.migration.is_elsewhere,
+            group=script.migration.group,
         )
-        for one in declared
+        for script in declared
     ]
     return MigrationsSeen(folder, files, tuple(scripts), named_secrets)
 
@@ -348,7 +350,7 @@ async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
         return seen
     async with _own_credential(account) as own:
         seen = replace(seen, listing=await ask(account.endpoint, _LIST, own))
-    if seen.uses_token and seen.kind is Kind.STORAGE:
+    if seen.uses_token and seen.kind is ServiceKind.STORAGE:
         made_up = SharedKey(account.name, secrets.token_bytes(_MADE_UP_BYTES))
         seen = replace(seen, made_up=await ask(account.endpoint, _LIST, made_up))
     return seen
@@ -432,7 +434,9 @@ async def see_migration(
         versions=tuple(sorted(versions)),
         intents=intents,
         due=tuple(cohort.name for cohort in kept if cohort.is_due(now)),
-        returned=tuple(one.name for one in kept if not one.erased_on and one.name in script.shredded),
+        returned=tuple(
+            cohort.name for cohort in kept if not cohort.erased_on and cohort.name in script.shredded
+        ),
     )
 
 

@@ -94,7 +94,7 @@ class ConfigurationSeen:
 # --- accounts -------------------------------------------------------------------------------------------
 
 
-class Kind(StrEnum):
+class ServiceKind(StrEnum):
     """The kind of service at an account's endpoint."""
 
     STORAGE = "Azure Table Storage"
@@ -132,7 +132,7 @@ class AccountSeen:
         return self.account.is_https and self.account.key_env is None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ServiceKind:
         """The kind of service that answered.
 
         Azurite always names itself in `Server`. Azure Storage does so only for a known caller: without a
@@ -141,11 +141,15 @@ class AccountSeen:
         """
         server = self.anonymous.server.lower()
         if not self.anonymous.answered:
-            return Kind.SILENT
+            return ServiceKind.SILENT
         if server.startswith("azurite"):
-            return Kind.AZURITE
+            return ServiceKind.AZURITE
         in_front = server.startswith("microsoft-httpapi") and bool(self.anonymous.code)
-        return Kind.STORAGE if in_front or server.startswith("windows-azure-table") else Kind.UNKNOWN
+        return (
+            ServiceKind.STORAGE
+            if in_front or server.startswith("windows-azure-table")
+            else ServiceKind.UNKNOWN
+        )
 
     @property
     def azurite_version(self) -> str:
@@ -275,7 +279,7 @@ class ScriptSeen:
     # Cohorts that were shredded according to the audit log.
     shredded: frozenset[str] = frozenset()
     # Whether it has a table in the target account.
-    elsewhere: bool = False
+    in_target_account: bool = False
     group: str = ""
 
 

@@ -33,7 +33,7 @@ class Finding:
     command: str = ""
 
 
-def found(code: str, about: str, severity: Severity | None = None, /, **values: object) -> Finding:
+def finding(code: str, about: str, severity: Severity | None = None, /, **values: object) -> Finding:
     """Return a finding.
 
     Args:
@@ -44,8 +44,8 @@ def found(code: str, about: str, severity: Severity | None = None, /, **values: 
             text.
     """
     texts = TEXTS[code]
-    told = filled(texts, values, "seen", "why", "do", "command")
-    return Finding(code, severity or Severity(texts["severity"]), about, *told)
+    words = filled(texts, values, "seen", "why", "do", "command")
+    return Finding(code, severity or Severity(texts["severity"]), about, *words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class Fact:
     seen: str
 
 
-Told: TypeAlias = Finding | Fact
+Result: TypeAlias = Finding | Fact
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """All findings and facts, by family of checks."""
 
-    families: Mapping[str, Sequence[Told]]
+    families: Mapping[str, Sequence[Result]]
 
     @property
     def findings(self) -> list[Finding]:
         """All findings, in the order of the families."""
-        return [one for family in self.families.values() for one in family if isinstance(one, Finding)]
+        return [entry for family in self.families.values() for entry in family if isinstance(entry, Finding)]
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self.findings)
@@ -78,29 +78,33 @@ class Report:
         return bool(self.count(Severity.ERROR) or (strict and self.count(Severity.WARNING)))
 
     def as_json(self) -> dict[str, Any]:
-        told = [(family, one) for family, of_family in self.families.items() for one in of_family]
+        results = [(family, result) for family, members in self.families.items() for result in members]
         return {
             "counts": {f"{severity}s": self.count(severity) for severity in Severity},
-            "findings": [{"family": name, **asdict(one)} for name, one in told if isinstance(one, Finding)],
-            "facts": [{"family": name, **asdict(one)} for name, one in told if isinstance(one, Fact)],
+            "findings": [
+                {"family": name, **asdict(result)} for name, result in results if isinstance(result, Finding)
+            ],
+            "facts": [
+                {"family": name, **asdict(result)} for name, result in results if isinstance(result, Fact)
+            ],
         }
 
     def as_text(self) -> str:
         lines: list[str] = []
-        for family, told in self.families.items():
+        for family, results in self.families.items():
             lines.append(family)
-            for fact in (one for one in told if isinstance(one, Fact)):
+            for fact in (entry for entry in results if isinstance(entry, Fact)):
                 lines += wrapped(f"{fact.about}: {fact.seen}", first="  ", rest="    ")
-            findings = [one for one in told if isinstance(one, Finding)]
-            for one in sorted(findings, key=lambda finding: finding.severity.place):
-                head = one.severity.upper() if one.severity is Severity.ERROR else one.severity
-                lines += wrapped(f"{one.code}: {one.about}: {one.seen}", first=f"  {head:<9}")
-                lines += wrapped(one.why, first=f"{_INDENT}why  ")
-                if one.remedy:
-                    lines += wrapped(one.remedy, first=f"{_INDENT}do   ")
-                if one.command:
-                    lines.append(f"{_INDENT}     {one.command}")
-            lines += [] if told else ["  nothing to say"]
+            findings = [entry for entry in results if isinstance(entry, Finding)]
+            for finding in sorted(findings, key=lambda finding: finding.severity.place):
+                head = finding.severity.upper() if finding.severity is Severity.ERROR else finding.severity
+                lines += wrapped(f"{finding.code}: {finding.about}: {finding.seen}", first=f"  {head:<9}")
+                lines += wrapped(finding.why, first=f"{_INDENT}why  ")
+                if finding.remedy:
+                    lines += wrapped(finding.remedy, first=f"{_INDENT}do   ")
+                if finding.command:
+                    lines.append(f"{_INDENT}     {finding.command}")
+            lines += [] if results else ["  nothing to say"]
             lines.append("")
         return "\n".join([*lines, ", ".join(counted(self.count(each), each) for each in Severity)]) + "\n"
 

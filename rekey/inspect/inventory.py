@@ -34,8 +34,8 @@ class SampleSize:
     requests: int | None = None
 
 
-# The parts of a sample: the beginning of the table without gaps, and pages elsewhere.
-PARTS = (HEAD, ELSEWHERE) = (0, 1)
+# The parts of a sample: the beginning of the table without gaps, and single pages elsewhere.
+PARTS = (HEAD, PROBED) = (0, 1)
 
 Counted = TypeVar("Counted", bound=Hashable)
 
@@ -51,8 +51,8 @@ class Weights:
     @property
     def each(self) -> tuple[float, float]:
         """The weight of a row of each of `PARTS`."""
-        head, elsewhere = self.read
-        return 1.0, (self.rows - head) / elsewhere if elsewhere else 1.0
+        head, probed = self.read
+        return 1.0, (self.rows - head) / probed if probed else 1.0
 
     def sum(self, counts: Iterable[float]) -> float:
         """Return the weighted sum of counts in each of `PARTS`."""
@@ -186,7 +186,7 @@ class _Reading:
         self.pages += 1
         if not continues:
             self._runs.cut("")
-            self._part = ELSEWHERE
+            self._part = PROBED
         stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}\0" for row in rows]
         self._digest.update("".join(stamps).encode())
         self._runs.add(row[PARTITION_KEY] for row in rows)
@@ -221,10 +221,12 @@ class _Reading:
         async with aclosing(self._table.scan(KeyRange(after=start))) as pages:  # type: ignore[type-var]
             async for page in pages:
                 sent += 1
-                found = [units_of(key_of(row)) for row in page.rows]
-                fresh = [row for row, key in zip(page.rows, found, strict=True) if not self._was_read(key)]
+                keys_read = [units_of(key_of(row)) for row in page.rows]
+                fresh = [
+                    row for row, key in zip(page.rows, keys_read, strict=True) if not self._was_read(key)
+                ]
                 self.take_page(fresh, bool(keys))
-                keys += found
+                keys += keys_read
                 if len(keys) >= MAX_PAGE_ROWS or sent == most:
                     ended = False
                     break

@@ -33,6 +33,18 @@ CLASS_NAMES = (
 )
 
 
+@dataclass(slots=True)
+class _Run:
+    """The rows of one partition that follow each other without a gap."""
+
+    partition: str | None = None
+    rows: int = 0
+    # False when the partition may have rows before the first one read.
+    from_start: bool = True
+    # After a gap: the partition of the key after which the next rows begin.
+    after: str | None = None
+
+
 class PartitionRuns:
     """Counts partitions by the PartitionKeys of rows in key order, with `cut` at gaps. A run between two
     other partitions is a whole partition; one that is cut off counts with its rows seen, as not whole.
@@ -51,57 +63,53 @@ class PartitionRuns:
         self.sizes = [0] * (len(CLASSES) + 1)
         self._gaps = gaps
         self._met: set[str] = set()
-        self._partition: str | None = None
-        self._run = 0
-        self._after: str | None = None
-        self._from_start = True
+        self._run = _Run()
         self._largest: list[tuple[int, str]] = []
         self._cut_off: Counter[str] = Counter()
 
     def add(self, partitions: Iterable[str]) -> list[str]:
         """Count rows that follow the previous ones without a gap; return the partitions not met before."""
-        new = []
-        for partition, run in groupby(partitions):
-            if partition != self._partition:
-                if self._partition is not None:
-                    self._close(whole=self._from_start)
+        new, run = [], self._run
+        for partition, group in groupby(partitions):
+            if partition != run.partition:
+                if run.partition is not None:
+                    self._close(whole=run.from_start)
                     self.ends += 1
-                    self._from_start = True
-                elif partition != self._after:
+                    run.from_start = True
+                elif partition != run.after:
                     # The read began before this partition, so its first row was read.
-                    self._from_start = True
-                self._partition = partition
+                    run.from_start = True
+                run.partition = partition
                 if partition not in self._met:
                     new.append(partition)
                 if self._gaps:
                     self._met.add(partition)
-            rows = len(list(run))
+            rows = len(list(group))
             self.rows += rows
-            self._run += rows
-            self.longest = max(self.longest, self._run)
+            run.rows += rows
+            self.longest = max(self.longest, run.rows)
         self.met += len(new)
         return new
 
     def cut(self, after: str) -> None:
         """End the run at a gap; the next rows begin after a key of the partition `after`."""
         self._close(whole=False)
-        self._after = after
-        self._from_start = False
+        self._run.after, self._run.from_start = after, False
 
     def finish(self, *, whole: bool) -> None:
         """End the last run; `whole`: the table ends with it."""
-        self._close(whole=whole and self._from_start)
+        self._close(whole=whole and self._run.from_start)
 
     @property
     def largest(self) -> list[Large]:
         """The largest partitions seen, the largest first."""
         seen = [Large(partition, rows, True) for rows, partition in self._largest]
         seen += [Large(partition, rows, False) for partition, rows in self._cut_off.items()]
-        return sorted(seen, key=lambda one: (-one.rows, one.partition))[:LARGEST]
+        return sorted(seen, key=lambda large: (-large.rows, large.partition))[:LARGEST]
 
     def _close(self, *, whole: bool) -> None:
-        rows, partition = self._run, self._partition
-        self._run, self._partition = 0, None
+        rows, partition = self._run.rows, self._run.partition
+        self._run.rows, self._run.partition = 0, None
         if partition is None:
             return
         if not whole:
@@ -153,7 +161,7 @@ class PartitionTally:
 
     def top(self, number: int) -> list[tuple[str, int]]:
         """Return the largest partitions with their rows, the largest first."""
-        return sorted(self._counts.items(), key=lambda one: (-one[1], one[0]))[:number]
+        return sorted(self._counts.items(), key=lambda entry: (-entry[1], entry[0]))[:number]
 
 
 class PartitionSizes:
@@ -177,7 +185,7 @@ class PartitionSizes:
         return {name: rows[name] for rank, name in ranked if not rank & self._mask}
 
     @property
-    def rows_together(self) -> float:
+    def mean_rows(self) -> float:
         """The mean rows of a partition; 0.0 without rows."""
         return sum(self._counts.values()) / len(self._counts) if self._counts else 0.0
 

@@ -209,7 +209,7 @@ class TableProfile(RowCounts):
     def finish(self, *, whole: bool) -> None:
         """End the counting; `whole`: the table ends after the last row."""
         self.partitions.finish(whole=whole)
-        self.partition_order.add_neighbours(self._firsts)
+        self.partition_order.add_neighbors(self._firsts)
 
 
 # --- order of writing ----------------------------------------------------------------------------------
@@ -237,11 +237,11 @@ class Signs:
     def add(self, before: str, after: str) -> None:
         """Compare two Timestamps as the service writes them."""
         # without the Z: the fraction may be missing, and `.` sorts before Z
-        one, other = before.rstrip("Z"), after.rstrip("Z")
-        self.rising += one < other
-        self.falling += one > other
+        earlier, later = before.rstrip("Z"), after.rstrip("Z")
+        self.rising += earlier < later
+        self.falling += earlier > later
 
-    def add_neighbours(self, stamped: Iterable[tuple[bytes, str]]) -> None:
+    def add_neighbors(self, stamped: Iterable[tuple[bytes, str]]) -> None:
         """Compare the Timestamps of neighbors in the order of their keys."""
         for (_, before), (_, after) in pairwise(sorted(stamped)):
             self.add(before, after)

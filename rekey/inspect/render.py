@@ -15,39 +15,45 @@ _VERDICTS = {
     Order.APPEND: "append-only: rows go after the last one",
     Order.PREPEND: "prepend-only: rows go before the first one",
     Order.SCATTERED: "scattered",
-    Order.UNKNOWN: "not to be told: too few neighbours differ in Timestamp",
+    Order.UNKNOWN: "not to be told: too few neighbors differ in Timestamp",
 }
 
 
-def inspection_text(found: Inspection) -> str:
+def inspection_text(inspection: Inspection) -> str:
     """Return an inspection as text. It holds no key unless `shows_keys`, and then says so."""
-    return report(_lines(found))
+    return report(_lines(inspection))
 
 
-def _lines(found: Inspection) -> Iterator[str]:
-    if found.shows_keys:
+def _lines(inspection: Inspection) -> Iterator[str]:
+    if inspection.shows_keys:
         yield from (*wrapped(KEYS_ARE_SHOWN), "")
-    yield from underlined(found.inventory.table)
-    rows = found.inventory.rows
-    low, high = found.rows_interval
-    about = "" if found.exact else "about "
-    between = "" if found.exact else f" (likely between {low:,} and {high:,})"
+    yield from underlined(inspection.inventory.table)
+    rows = inspection.inventory.rows
+    low, high = inspection.rows_interval
+    about = "" if inspection.exact else "about "
+    between = "" if inspection.exact else f" (likely between {low:,} and {high:,})"
     yield from _field("rows", f"{about}{rows.rows:,}{between}")
-    yield from _field("bytes", f"{about}{size(found.inventory.stored_bytes)}")
-    properties = counted(found.most_properties, "property", "properties")
-    yield from _field("largest row", f"{size(found.largest_row_bytes)}, at most {properties}")
-    yield from _field("basis", f"{found.inventory.basis}; {counted(found.inventory.requests, 'request')}")
-    if found.rows_read:
-        yield from ("", *_partitions(found))
-        yield from ("", *_key("PartitionKey", found.partition_key, "partitions"))
-        yield from ("", *_key("RowKey", found.row_key, "rows"))
-        yield from ("", *_properties(found))
+    yield from _field("bytes", f"{about}{size(inspection.inventory.stored_bytes)}")
+    properties = counted(inspection.most_properties, "property", "properties")
+    yield from _field("largest row", f"{size(inspection.largest_row_bytes)}, at most {properties}")
+    yield from _field(
+        "basis", f"{inspection.inventory.basis}; {counted(inspection.inventory.requests, 'request')}"
+    )
+    if inspection.rows_read:
+        yield from ("", *_partitions(inspection))
+        yield from ("", *_key("PartitionKey", inspection.partition_key, "partitions"))
+        yield from ("", *_key("RowKey", inspection.row_key, "rows"))
+        yield from ("", *_properties(inspection))
 
 
-def _partitions(found: Inspection) -> Iterator[str]:
-    partitions = found.partitions
+def _partitions(inspection: Inspection) -> Iterator[str]:
+    partitions = inspection.partitions
     low, high = partitions.between
-    count = f"{low:,}" if found.exact else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
+    count = (
+        f"{low:,}"
+        if inspection.exact
+        else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
+    )
     yield from _field("partitions", count)
     for name, number in partitions.sizes.items():
         yield from _field(f"  {name} {'row' if name == '1' else 'rows'}", counted(number, "partition"))
@@ -56,7 +62,7 @@ def _partitions(found: Inspection) -> Iterator[str]:
     for number, large in enumerate(partitions.largest[:5]):
         name = f"({large.partition!r})" if large.partition is not None else large.partition_id
         rows = ("" if large.whole else "at least ") + counted(large.rows, "row")
-        share = f"{large.share:.1%} of {'all rows' if found.exact else 'the rows read'}"
+        share = f"{large.share:.1%} of {'all rows' if inspection.exact else 'the rows read'}"
         yield from _field("largest" if number == 0 else "", f"{name}  {rows}, {share}")
 
 
@@ -79,18 +85,26 @@ def _key(name: str, key: KeyReport, of: str) -> Iterator[str]:
     yield from _field("  order", f"{_VERDICTS[key.order]}" + (f" ({of}, by Timestamp)" if key.pairs else ""))
 
 
-def _properties(found: Inspection) -> Iterator[str]:
-    schemas = len(found.schemas)
-    known = "" if found.schemas_complete else "more than "
-    most = f"; the most frequent in {found.schemas[0] / found.rows_read:.1%} of rows" if schemas > 1 else ""
+def _properties(inspection: Inspection) -> Iterator[str]:
+    schemas = len(inspection.schemas)
+    known = "" if inspection.schemas_complete else "more than "
+    most = (
+        f"; the most frequent in {inspection.schemas[0] / inspection.rows_read:.1%} of rows"
+        if schemas > 1
+        else ""
+    )
     yield from _field("schemas", f"{known}{schemas:,}{most}")
-    for use in found.properties[:_PROPERTIES_SHOWN]:
+    for use in inspection.properties[:_PROPERTIES_SHOWN]:
         types, varies = ", ".join(use.types), ""
         if len(use.types) > 1:
             types = ", ".join(f"{edm} {number:,}" for edm, number in sorted(use.types.items()))
             varies = "  VARIES"
-        rows = "all rows" if use.rows == found.rows_read else f"{use.rows / found.rows_read:.1%} of rows"
+        rows = (
+            "all rows"
+            if use.rows == inspection.rows_read
+            else f"{use.rows / inspection.rows_read:.1%} of rows"
+        )
         yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
-    if len(found.properties) > _PROPERTIES_SHOWN:
-        more = counted(len(found.properties) - _PROPERTIES_SHOWN, "more property", "more properties")
+    if len(inspection.properties) > _PROPERTIES_SHOWN:
+        more = counted(len(inspection.properties) - _PROPERTIES_SHOWN, "more property", "more properties")
         yield from _field("", f"and {more}")

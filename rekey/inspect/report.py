@@ -152,10 +152,12 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             pages = [(profile.row_keys.keys, profile.row_keys.shapes[shape])]
         return share_of(pages, exact=inventory.exact)
 
-    def large(one: Large) -> LargePartition:
-        partition_id = ids.short(inventory.table, EntityKey(one.partition, ""))
-        shown = one.partition if show_keys else None
-        return LargePartition(partition_id, one.rows, one.whole, one.rows / runs.rows, shown)
+    def large(partition: Large) -> LargePartition:
+        partition_id = ids.short(inventory.table, EntityKey(partition.partition, ""))
+        shown = partition.partition if show_keys else None
+        return LargePartition(
+            partition_id, partition.rows, partition.whole, partition.rows / runs.rows, shown
+        )
 
     runs, met = profile.partitions, profile.partition_keys.keys
     count = most = met
@@ -188,7 +190,7 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
 
 def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]) -> KeyReport:
     def most_first(counted: Mapping[Any, int]) -> list[tuple[Any, int]]:
-        return sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+        return sorted(counted.items(), key=lambda entry: (-entry[1], entry[0]))
 
     return KeyReport(
         keys=column.keys,
@@ -242,6 +244,6 @@ def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
     # `draws`: the number of independent rows whose share would vary as much. For them Wilson's interval,
     # because a symmetric one misses the truth too often near 0 and 1.
     draws = value * (1 - value) / variance if variance else float(rows)
-    centre = (value + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
+    center = (value + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
     half = _Z * math.sqrt(value * (1 - value) / draws + (_Z / (2 * draws)) ** 2) / (1 + _Z**2 / draws)
-    return Share(value, max(0.0, centre - half), min(1.0, centre + half))
+    return Share(value, max(0.0, center - half), min(1.0, center + half))

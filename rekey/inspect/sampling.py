@@ -124,7 +124,9 @@ class Sizer:
         waiting = [root]
         while waiting and self._requests > 0:
             # the earliest generation first; within it the fullest branches, then the greatest weight
-            stratum = min(waiting, key=lambda one: (one.branch.generation, -one.branch.shape, -one.weight))
+            stratum = min(
+                waiting, key=lambda each: (each.branch.generation, -each.branch.shape, -each.weight)
+            )
             waiting.remove(stratum)
             walk = _Walk(stratum.branch)
             while not walk.finished:
@@ -165,14 +167,14 @@ class Sizer:
             self.settled = False
             return stratum.weight * self._firsts.get(alike[0], 0.0)
         # Late generations and enumerated strata come first: the others are estimated from them.
-        below = sorted(stratum.below, key=lambda one: (-one.branch.generation, one.rows is None))
+        below = sorted(stratum.below, key=lambda child: (-child.branch.generation, child.rows is None))
         firsts = sorted(stratum.firsts)
         size = 0.0
-        for one in below:
-            while firsts and firsts[-1][0] >= one.branch.generation:
+        for child in below:
+            while firsts and firsts[-1][0] >= child.branch.generation:
                 generation, rows = firsts.pop()
                 self._firsts.setdefault(generation, rows + size)
-            size += self._total(one)
+            size += self._total(child)
         size += stratum.rows
         self._sizes.setdefault(alike, []).append(size)
         return stratum.weight * size
@@ -279,7 +281,7 @@ class _Walk:
         return {key[self._depth] for key in keys if len(key) > self._depth}
 
 
-def _shared(one: Units, other: Units) -> int:
+def _shared(first: Units, second: Units) -> int:
     """Return how many leading units two keys share."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

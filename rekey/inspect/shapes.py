@@ -120,8 +120,8 @@ def _digits(text: str) -> Shape:
 
 
 def _moment_number(digits: str) -> Shape | None:
-    found = read_ticks(digits)
-    return None if found is None else Shape.INVERTED_TICKS if found[1] else Shape.TICKS
+    ticks = read_ticks(digits)
+    return None if ticks is None else Shape.INVERTED_TICKS if ticks[1] else Shape.TICKS
 
 
 def _is_compact_date(text: str) -> bool:
@@ -150,8 +150,8 @@ def _is_date(text: str) -> bool:
     if not 6 <= len(text) <= 35 or not any(map(str.isdigit, text[:2])):
         return False
     if (day_first := _DAY_FIRST.fullmatch(text)) is not None:
-        one, _, other, year = day_first.groups()
-        return _is_day(year, other, one) or _is_day(year, one, other)
+        first, _, second, year = day_first.groups()
+        return _is_day(year, second, first) or _is_day(year, first, second)
     if _is_iso(text) or _WEEK.fullmatch(text) or _NAMED_MONTH.fullmatch(text):
         return True
     compact = _COMPACT_TIME.fullmatch(text)

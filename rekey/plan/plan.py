@@ -237,7 +237,7 @@ def _with_rows(
     colliding: Counter[str] = Counter()
     for group in mapping.collisions.first if mapping.collisions else ():
         colliding[group.table] += group.rows
-    rows_per_partition = [sizes.rows_together for sizes in survey.portrayer.sizes]
+    rows_per_partition = [sizes.mean_rows for sizes in survey.portrayer.sizes]
     facts = survey.gatherer.facts(inventory, fills, colliding, rows_per_partition)
     advice = advise(facts)
     return replace(

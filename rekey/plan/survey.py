@@ -14,7 +14,7 @@ from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper, TableRows, TargetRow
 from rekey.errors import RowRefused
-from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
+from rekey.inspect.inventory import PARTS, PROBED, Inventory, Weights
 from rekey.mapping.rows import MappingRows, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
@@ -181,7 +181,7 @@ class Survey:
         """Map the rows of one page, which belongs to a part of the reading (`PARTS`)."""
         # Only the stretch from the table's beginning is packed: single pages make batches look emptier than
         # they get.
-        if part == ELSEWHERE:
+        if part == PROBED:
             self.packing.end(whole=False)
         for start in range(0, len(rows), self.packing.page_rows):
             self._take(rows[start : start + self.packing.page_rows], part)

@@ -21,7 +21,7 @@ from rekey.core import texts
 from rekey.core.clock import TICKS_PER_SECOND, SystemClock, ticks_of
 from rekey.core.edm import BINARY, INT64, canonical_content
 from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
-from rekey.doctor.live.stage import GONE, Scene, opened, sending, told
+from rekey.doctor.live.stage import GONE, Scene, opened, outcome_of, sending
 from rekey.errors import ServiceError
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, KeyRange, Row, key_of
 from rekey.project.config import account_key
@@ -78,12 +78,14 @@ def _ordered(rows: Sequence[Row]) -> bool:
 async def insert_once(on: Scene) -> Seen:
     """An insert never overwrites."""
     await on.table.insert(on.row(N=1))
-    return {"again": await told(on.table.insert(on.row(N=2))), "kept": await on.number()}
+    return {"again": await outcome_of(on.table.insert(on.row(N=2))), "kept": await on.number()}
 
 
 async def update_needs_row(on: Scene) -> Seen:
     """An update or delete of a row that is not there does nothing."""
-    seen = {str(verb): await told(on.table.write(Operation(verb, on.row(N=1)))) for verb in _CONDITIONAL}
+    seen = {
+        str(verb): await outcome_of(on.table.write(Operation(verb, on.row(N=1)))) for verb in _CONDITIONAL
+    }
     return {**seen, "after": await on.number()}
 
 
@@ -92,17 +94,18 @@ async def conditions(on: Scene) -> Seen:
     stale = await on.table.insert(on.row(N=1))
     fresh = await on.table.replace(on.row(N=2), etag=stale)
     seen = {
-        str(verb): await told(on.table.write(Operation(verb, on.row(N=3), stale))) for verb in _CONDITIONAL
+        str(verb): await outcome_of(on.table.write(Operation(verb, on.row(N=3), stale)))
+        for verb in _CONDITIONAL
     }
     seen["kept"] = await on.number()
-    return {**seen, "current": await told(on.table.delete(key_of(on.row()), etag=fresh))}
+    return {**seen, "current": await outcome_of(on.table.delete(key_of(on.row()), etag=fresh))}
 
 
 async def one_winner(on: Scene) -> Seen:
     """Of concurrent writers with the same ETag one wins."""
     etag = await on.table.insert(on.row(N=0))
-    ended = await asyncio.gather(*(told(on.table.merge(on.row(N=n), etag=etag)) for n in range(1, 7)))
-    winners = [str(number) for number, one in enumerate(ended, 1) if one == "done"]
+    ended = await asyncio.gather(*(outcome_of(on.table.merge(on.row(N=n), etag=etag)) for n in range(1, 7)))
+    winners = [str(number) for number, ended_as in enumerate(ended, 1) if ended_as == "done"]
     return {"winners": len(winners), "kept_is_its": [await on.number()] == winners}
 
 
@@ -117,19 +120,19 @@ async def replace_and_merge(on: Scene) -> Seen:
         (Verb.INSERT_OR_REPLACE, {"D": 5}),
     ):
         await on.table.write(Operation(verb, on.row(**properties)))
-        found = await on.get()
-        seen[verb] = ",".join(f"{one}{found[one]}" for one in "ABCD" if one in found)
+        row = await on.get()
+        seen[verb] = ",".join(f"{name}{row[name]}" for name in "ABCD" if name in row)
     return seen
 
 
 async def etags(on: Scene) -> Seen:
     """Every write gives an ETag that the row never had, and reads and scans return it."""
     verbs = (Verb.INSERT, Verb.REPLACE, Verb.MERGE, Verb.DELETE, Verb.INSERT)
-    given = [await on.table.write(Operation(verb, on.row(N=1))) for verb in verbs]
-    given += map(str, await on.table.transact([Operation(Verb.REPLACE, on.row(N=1), "*")]))
+    etags = [await on.table.write(Operation(verb, on.row(N=1))) for verb in verbs]
+    etags += map(str, await on.table.transact([Operation(Verb.REPLACE, on.row(N=1), "*")]))
     scanned = [row.get(ETAG) for row in await on.scan()]
     read = (await on.get()).get(ETAG)
-    return {"new": len(set(given)) == len(given), "read": read == given[-1], "scanned": scanned == given[-1:]}
+    return {"new": len(set(etags)) == len(etags), "read": read == etags[-1], "scanned": scanned == etags[-1:]}
 
 
 async def read_after_write(on: Scene) -> Seen:
@@ -151,9 +154,9 @@ async def not_repeated(on: Scene) -> Seen:
     await table.insert({**gone, "N": 2})
     etag = await table.merge({**put, "N": 2})
     await on.stage.clock.sleep(_SETTLED_S)
-    found = await on.get("put")
+    row = await on.get("put")
     return {
-        "put_once": (found.get("N"), found.get(ETAG)) == (2, etag),
+        "put_once": (row.get("N"), row.get(ETAG)) == (2, etag),
         "delete_once": await on.number("gone") == "2",
     }
 
@@ -171,13 +174,18 @@ async def order(on: Scene) -> Seen:
     """A scan returns rows by PartitionKey, then RowKey, each once."""
     table = await on.stage.new_table()
     rows = [
-        {PARTITION_KEY: one, ROW_KEY: row} for one in ("b", "a", "A", "\U0001f600", "\ufffd") for row in "21"
+        {PARTITION_KEY: partition, ROW_KEY: row}
+        for partition in ("b", "a", "A", "\U0001f600", "\ufffd")
+        for row in "21"
     ]
     for number in range(0, len(rows), 2):
         await table.transact(_inserts(rows[number : number + 2]))
     await table.transact(_inserts(on.row(name) for name in _ODD))
-    found = [row async for page in table.scan() for row in page.rows]
-    return {"in_order": _ordered(found), "rows": _each_once(found, [*rows, *(on.row(name) for name in _ODD)])}
+    scanned = [row async for page in table.scan() for row in page.rows]
+    return {
+        "in_order": _ordered(scanned),
+        "rows": _each_once(scanned, [*rows, *(on.row(name) for name in _ODD)]),
+    }
 
 
 async def odd_keys(on: Scene) -> Seen:
@@ -194,8 +202,8 @@ async def odd_keys(on: Scene) -> Seen:
     wrong = 0
     for low, high in (("A", "b"), ("a", "a."), ("b", "\ufffd")):
         within = KeyRange(EntityKey(on.partition, low), EntityKey(on.partition, high))
-        found = [row[ROW_KEY] async for page in on.table.scan(within) for row in page.rows]
-        wrong += sorted(found) != sorted(name for name in _ODD if EntityKey(on.partition, name) in within)
+        in_range = [row[ROW_KEY] async for page in on.table.scan(within) for row in page.rows]
+        wrong += sorted(in_range) != sorted(name for name in _ODD if EntityKey(on.partition, name) in within)
     return {"read": read == [str(number) for number in range(len(_ODD))], "filtered": not wrong}
 
 
@@ -210,37 +218,37 @@ async def pages(on: Scene) -> Seen:
     rows = [on.row(f"{number:02}", N=number) for number in range(23)]
     await on.table.transact(_inserts(rows))
     answers = [page.rows async for page in on.table.scan(on.own, page_rows=5)]
-    found = [row for answer in answers for row in answer]
+    scanned = [row for answer in answers for row in answer]
     most = max(map(len, answers))
-    return {"rows": _each_once(found, rows), "in_order": _ordered(found), "at_most_as_asked": most <= 5}
+    return {"rows": _each_once(scanned, rows), "in_order": _ordered(scanned), "at_most_as_asked": most <= 5}
 
 
 async def moving_scan(on: Scene) -> Seen:
     """A scan returns every row that is not deleted meanwhile once, whatever else changes."""
     rows = [on.row(f"{number:02}", N=number) for number in range(1, 21)]
     await on.table.transact(_inserts(rows))
-    gone, found = [rows[2], rows[14]], list[Row]()
+    gone, scanned = [rows[2], rows[14]], list[Row]()
     async for page in on.table.scan(on.own, page_rows=6, ahead=False):
-        if not found:
+        if not scanned:
             changes = [Operation(Verb.DELETE, row) for row in gone]
             changes += [Operation(Verb.MERGE, row, "*") for row in (rows[4], rows[10])]
             await on.table.transact(changes + _inserts([on.row("00"), on.row("085")]))
-        found += page.rows
+        scanned += page.rows
     staying = [row for row in rows if row not in gone]
-    kept = [row for row in found if row[ROW_KEY] in {one[ROW_KEY] for one in staying}]
-    return {"staying": _each_once(kept, staying), "twice": len(found) - len(set(map(key_of, found)))}
+    kept = [row for row in scanned if row[ROW_KEY] in {row[ROW_KEY] for row in staying}]
+    return {"staying": _each_once(kept, staying), "twice": len(scanned) - len(set(map(key_of, scanned)))}
 
 
 async def ranges(on: Scene) -> Seen:
     """A filter on keys returns exactly the rows of the range."""
-    rows = [{PARTITION_KEY: f"{on.partition}{one}", ROW_KEY: row} for one in "abc" for row in "123"]
+    rows = [{PARTITION_KEY: f"{on.partition}{suffix}", ROW_KEY: row} for suffix in "abc" for row in "123"]
     for number in range(0, 9, 3):
         await on.table.transact(_inserts(rows[number : number + 3]))
     seen: dict[str, str] = {}
     for name, low, high in (("across", 1, 6), ("within", 0, 1), ("of_one", 2, 5)):
         within = KeyRange(key_of(rows[low]), key_of(rows[high]))
-        found = [row async for page in on.table.scan(within) for row in page.rows]
-        seen[name] = _each_once(found, rows[low + 1 : high + 1])
+        in_range = [row async for page in on.table.scan(within) for row in page.rows]
+        seen[name] = _each_once(in_range, rows[low + 1 : high + 1])
     return seen
 
 
@@ -277,9 +285,9 @@ async def changed_since(on: Scene) -> Seen:
         await on.table.insert(on.row(f"r{number}"))
         await on.stage.clock.sleep(0.02)
     middle = str((await on.get("r1"))[TIMESTAMP])
-    found = [row[ROW_KEY] for row in await on.scan(modified_from=middle)]
+    changed = [row[ROW_KEY] for row in await on.scan(modified_from=middle)]
     none = await on.scan(modified_from="2999-01-01T00:00:00.0000000Z")
-    older, equal, newer = (name in found for name in ("r0", "r1", "r2"))
+    older, equal, newer = (name in changed for name in ("r0", "r1", "r2"))
     return {"older": older, "equal": equal, "newer": newer, "of_none": len(none)}
 
 
@@ -301,7 +309,7 @@ async def service_time(on: Scene) -> Seen:
     shared = on.stage.service.shared(on.table.name)
     etag = await shared.insert(on.row(N=1))
     await shared.replace(on.row(N=2), etag=etag)
-    return {"batch": await told(shared.transact([Operation(Verb.MERGE, on.row(N=3), "*")]))}
+    return {"batch": await outcome_of(shared.transact([Operation(Verb.MERGE, on.row(N=3), "*")]))}
 
 
 # --- values and limits -----------------------------------------------------------------------------------
@@ -311,8 +319,8 @@ async def values(on: Scene) -> Seen:
     """Every value is returned as written, with its type."""
     row = on.row(**VALUES)
     await on.table.insert(row)
-    kept = [canonical_content(one) for one in (await on.get(), *await on.scan())]
-    altered = {one[0] for one in canonical_content(row) if not all(one in content for content in kept)}
+    kept = [canonical_content(content) for content in (await on.get(), *await on.scan())]
+    altered = {value[0] for value in canonical_content(row) if not all(value in content for content in kept)}
     return {"altered": ", ".join(sorted(altered)) or "nothing", "read": len(kept)}
 
 
@@ -320,24 +328,25 @@ async def value_limits(on: Scene) -> Seen:
     """Strings and binary values of nearly 64 KiB are accepted, larger ones refused."""
     tried: dict[str, Row] = {f"string_{n}": {"V": "x" * n} for n in (2**15 - 1, 2**15 + 1)}
     tried |= {f"binary_{3 * n}": {"V": "AAAA" * n, "V" + TYPE_SUFFIX: BINARY} for n in (21844, 21846)}
-    return {name: await told(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
+    return {name: await outcome_of(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
 
 
 async def key_limits(on: Scene) -> Seen:
     """Keys of up to 1,024 units are accepted, longer ones and certain characters refused."""
     tried = {f"units_{n}": "k" * n for n in (MAX_KEY_UNITS // 2, MAX_KEY_UNITS, MAX_KEY_UNITS + 1)}
     tried |= {"slash": "a/b", "backslash": "a\\b", "hash": "a#b", "question": "a?b", "control": "a\x01b"}
-    return {name: await told(on.table.insert(on.row(key))) for name, key in tried.items()}
+    return {name: await outcome_of(on.table.insert(on.row(key))) for name, key in tried.items()}
 
 
 async def row_limits(on: Scene) -> Seen:
     """Rows of 252 properties, names of 255 characters and about 1 MiB are accepted, larger ones refused."""
     tried: dict[str, Row] = {
-        f"properties_{n}": {f"P{one}": one for one in range(n)} for n in (MAX_PROPERTIES, MAX_PROPERTIES + 1)
+        f"properties_{n}": {f"P{number}": number for number in range(n)}
+        for n in (MAX_PROPERTIES, MAX_PROPERTIES + 1)
     }
     tried |= {f"name_{n}": {"n" * n: 1} for n in (MAX_NAME_CHARACTERS, MAX_NAME_CHARACTERS + 1)}
-    tried |= {f"kib_{n * 62}": {f"P{one}": "x" * 31744 for one in range(n)} for n in (16, 18)}
-    return {name: await told(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
+    tried |= {f"kib_{n * 62}": {f"P{number}": "x" * 31744 for number in range(n)} for n in (16, 18)}
+    return {name: await outcome_of(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
 
 
 # --- transactions ----------------------------------------------------------------------------------------
@@ -355,12 +364,12 @@ async def transaction(on: Scene) -> Seen:
         (Verb.INSERT_OR_REPLACE, "upserted", "A=2"),
         (Verb.INSERT_OR_MERGE, "upmerged", "A=2"),
     ]
-    given = await table.transact([Operation(verb, on.row(name, A=2)) for verb, name, _ in verbs])
+    etags = await table.transact([Operation(verb, on.row(name, A=2)) for verb, name, _ in verbs])
     rows = [await on.get(name) for _, name, _ in verbs]
-    contents = [",".join(f"{one}={row[one]}" for one in "AB" if one in row) for row in rows]
+    contents = [",".join(f"{name}={row[name]}" for name in "AB" if name in row) for row in rows]
     return {
-        "as_written": contents == [one for *_, one in verbs],
-        "etags_in_order": [row.get(ETAG) for row in rows] == given,
+        "as_written": contents == [content for *_, content in verbs],
+        "etags_in_order": [row.get(ETAG) for row in rows] == etags,
     }
 
 
@@ -374,8 +383,10 @@ async def transaction_whole(on: Scene) -> Seen:
         "missing": Operation(Verb.MERGE, on.row("absent", N=2)),
         "changed": Operation(Verb.REPLACE, on.row("there", N=2), _STALE),
     }
-    seen = {name: await told(on.table.transact([*others, operation])) for name, operation in failing.items()}
-    seen["single"] = await told(on.table.transact([failing["exists"]]))
+    seen = {
+        name: await outcome_of(on.table.transact([*others, operation])) for name, operation in failing.items()
+    }
+    seen["single"] = await outcome_of(on.table.transact([failing["exists"]]))
     return {**seen, "after_as_before": await on.scan() == before}
 
 
@@ -407,7 +418,7 @@ async def transaction_limits(on: Scene) -> Seen:
     async with sending(account) as transport:
         for name, operations in tried.items():
             try:
-                seen[name] = await told(send(operations))
+                seen[name] = await outcome_of(send(operations))
             except (ValueError, NotSent, NoAnswer):
                 seen[name] = "no answer"
     refused = {row[ROW_KEY][0] for row in await on.scan(select=[])} - {"a", "c"}
@@ -426,9 +437,9 @@ async def tables(on: Scene) -> Seen:
     await service.delete_table(table.name)
     return {
         "made_again": any(again),
-        "read": await told(table.get(key_of(on.row()))),
-        "insert": await told(table.insert(on.row())),
-        "name": await told(service.create_table(table.name)),
+        "read": await outcome_of(table.get(key_of(on.row()))),
+        "insert": await outcome_of(table.insert(on.row())),
+        "name": await outcome_of(service.create_table(table.name)),
     }
 
 
@@ -448,7 +459,7 @@ async def lost_answers(on: Scene) -> Seen:
 
         async def losing(name: str, kind: RequestKind, call: Awaitable[object]) -> None:
             lose[:] = [kind]
-            seen[name] = f"{await told(call)}, {await on.number()}"
+            seen[name] = f"{await outcome_of(call)}, {await on.number()}"
 
         await losing("insert", RequestKind.WRITE, table.insert(on.row(N=1)))
         etag = str((await on.get()).get(ETAG))
@@ -467,8 +478,8 @@ async def credentials(on: Scene) -> Seen:
     path, own = f"{on.table.name}()?$top=1", account_key(account)
     strange = SharedKey(account.name, secrets.token_bytes(64))
 
-    async def asked(given: SharedKey | None) -> str:
-        heard = await ask(account.endpoint, path, given, clock=SystemClock())
+    async def asked(key: SharedKey | None) -> str:
+        heard = await ask(account.endpoint, path, key, clock=SystemClock())
         return "taken" if heard.accepted else "refused" if 400 <= heard.status < 500 else "no answer"
 
     seen = {"none": await asked(None), "another": await asked(strange), "signed_long_ago": "refused"}
@@ -515,12 +526,12 @@ def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list
     holds, known = CHECKS[check]["holds"], CHECKS[check].get("azurite", {}) if azurite else {}
     if ERROR in seen:
         holds, seen = {ERROR: "none"}, {ERROR: seen[ERROR]}
-    found = []
+    deviating = []
     for word in dict.fromkeys([*holds, *seen]):
         there, wanted = str(seen.get(word, "nothing")), holds.get(word, "nothing")
         patterns = [wanted] if isinstance(wanted, str) else wanted
         if word not in holds or not any(fnmatchcase(there, pattern) for pattern in patterns):
             is_known = word in known and fnmatchcase(there, known[word])
-            told = {"word": word, "wanted": " or ".join(patterns), "seen": there, "known": is_known}
-            found.append({**told, "promise": PROMISES[CHECKS[check]["promise"]]})
-    return found
+            deviation = {"word": word, "wanted": " or ".join(patterns), "seen": there, "known": is_known}
+            deviating.append({**deviation, "promise": PROMISES[CHECKS[check]["promise"]]})
+    return deviating

@@ -62,21 +62,21 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
         config: this project's accounts are used.
         stages: of its accounts (tables, targets if any, restricted); they remove the tables.
     """
-    tables, elsewhere, restricted = stages[0], stages[-2], stages[-1]
+    tables, targets, restricted = stages[0], stages[-2], stages[-1]
     prefix, seen = f"{tables.prefix}{capture[:2]}", dict[str, str]()
     source, target = f"{prefix}source", f"{prefix}target"
     tables.names.append(source)
-    elsewhere.names.append(target)
+    targets.names.append(target)
     restricted.names += [f"{prefix}{name}" for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)]
     dual = capture == "dual-write"
-    said = () if dual else ("--writers-stopped",)
+    options = () if dual else ("--writers-stopped",)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekey-live-")))
         (folder / "scripts").mkdir()
         script = folder / "scripts" / "0001_live.py"
-        declared = target if elsewhere is tables else target + ELSEWHERE
-        made = _SCRIPT.read_text("utf-8").format(source=source, target=declared, capture=capture)
-        script.write_text(made, "utf-8")
+        declared = target if targets is tables else target + ELSEWHERE
+        text = _SCRIPT.read_text("utf-8").format(source=source, target=declared, capture=capture)
+        script.write_text(text, "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))
         project.write(config.tables, config.restricted, config.targets, window_rows=4, entities_per_second=4)
         stack.callback(project.stop)
@@ -88,11 +88,11 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
         await old.transact([Operation(Verb.INSERT, row) for row in rows])
 
         async def compared() -> str:
-            found = await _rows(old)
-            expected = [mapper.map(row)[0].row for row in found]
-            if {row[ROW_KEY]: row["N"] for row in found} != holds:
+            source_rows = await _rows(old)
+            expected = [mapper.map(row)[0].row for row in source_rows]
+            if {row[ROW_KEY]: row["N"] for row in source_rows} != holds:
                 return "the source is not what was written"
-            same = _contents(await _rows(elsewhere.service.table(target))) == _contents(expected)
+            same = _contents(await _rows(targets.service.table(target))) == _contents(expected)
             return "equal" if same else "the target is not what the source gives"
 
         async def command(step: str, *words: str) -> None:
@@ -135,10 +135,10 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
             await command("resumed", "apply", "0001_live")
             if dual:
                 await command("verified", "verify", "0001_live", "--mode", "full")
-            await command("cut_over", "apply", "0001_live", "--to", "cutover", *said)
-            in_new = await client(declared) if dual else elsewhere.service.table(target).write
+            await command("cut_over", "apply", "0001_live", "--to", "cutover", *options)
+            in_new = await client(declared) if dual else targets.service.table(target).write
             await _write(in_new, holds, "second", lambda *row: mapper.map(_row(*row))[0].row)
-            await command("taken_back", "rollback", "0001_live", *said)
+            await command("taken_back", "rollback", "0001_live", *options)
     return seen
 
 
@@ -154,10 +154,10 @@ async def _rows(table: Table) -> list[Row]:
     return [row async for page in table.scan() for row in page.rows]
 
 
-async def _write(write: Write, holds: dict[str, int], new: str, made: Callable[[str, int], Row]) -> None:
+async def _write(write: Write, holds: dict[str, int], new: str, row_of: Callable[[str, int], Row]) -> None:
     """Insert, replace and delete a row each, and record it. `made`: makes a row of the view written in."""
     changed, gone = list(holds)[:2]
-    await write(Operation(Verb.INSERT, made(new, -1)))
-    await write(Operation(Verb.REPLACE, made(changed, -2), "*"))
-    await write(Operation(Verb.DELETE, made(gone, holds.pop(gone)), "*"))
+    await write(Operation(Verb.INSERT, row_of(new, -1)))
+    await write(Operation(Verb.REPLACE, row_of(changed, -2), "*"))
+    await write(Operation(Verb.DELETE, row_of(gone, holds.pop(gone)), "*"))
     holds |= {new: -1, changed: -2}

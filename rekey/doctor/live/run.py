@@ -15,8 +15,8 @@ from rekey.declaration.migration import CAPTURES
 from rekey.doctor.live.checks import ALIKE, CATALOGUE, CHECKS, ERROR, WIRE, Check, Seen, deviations
 from rekey.doctor.live.life import life
 from rekey.doctor.live.stage import Scene, Stage, leftovers, new_prefix, opened
-from rekey.doctor.observed import AccountSeen, Kind
-from rekey.doctor.report import Fact, Told, found, listed
+from rekey.doctor.observed import AccountSeen, ServiceKind
+from rekey.doctor.report import Fact, Result, finding, listed
 from rekey.errors import MachineFailed, RekeyError, reason_of
 from rekey.evidence.contents import LIVE_SCHEMA, live_path
 from rekey.evidence.keys import Signer
@@ -61,7 +61,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
         RekeyError: an account fails before the first check.
     """
     until = asyncio.get_running_loop().time() + RUN_S
-    told: list[dict[str, Any]] = []
+    accounts_seen: list[dict[str, Any]] = []
     seen: list[tuple[str, str, bool, Seen]] = []
     stages: list[Stage] = []
     async with AsyncExitStack() as stack:
@@ -72,24 +72,36 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
             stack.push_async_callback(stages[-1].clear)
             stale = await leftovers(account.account, now)
             removed = [name for name in stale if await service.delete_table(name)]
-            told.append({"section": account.section, "service": str(account.kind), "removed": removed})
+            accounts_seen.append(
+                {"section": account.section, "service": str(account.kind), "removed": removed}
+            )
         others = [account.account for account in accounts[:-1]]
         tried = accounts[:-1] if any(map(config.restricted.is_same_as, others)) else accounts
         every = {**ALIKE, **WIRE}
         checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
         await gather(checking)  # if one fails, no other creates another table
         for account, found_there in zip(tried, checking, strict=True):
-            azurite = account.kind is Kind.AZURITE
-            seen += [(account.section, name, azurite, one) for name, one in found_there.result().items()]
-        lives = await asyncio.gather(*(seen_of(life(one, config, *stages), until) for one in CAPTURES))
-        seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
+            azurite = account.kind is ServiceKind.AZURITE
+            seen += [
+                (account.section, name, azurite, result) for name, result in found_there.result().items()
+            ]
+        lives = await asyncio.gather(
+            *(seen_of(life(capture, config, *stages), until) for capture in CAPTURES)
+        )
+        seen += [
+            ("both", f"migration-{capture}", False, result)
+            for capture, result in zip(CAPTURES, lives, strict=True)
+        ]
         now = await stages[0].service.server_time()
     return {
         "schema": LIVE_SCHEMA,
         "rekey": VERSION,
         "endpoints": " ".join(account.endpoint for account in config.accounts.values()),
         "ended_at": now,
-        "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
+        "accounts": [
+            {**account_seen, "left": stage.left}
+            for account_seen, stage in zip(accounts_seen, stages, strict=True)
+        ],
         "checks": [
             {
                 "check": name,
@@ -103,34 +115,34 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
     }
 
 
-def tell(report: Mapping[str, Any]) -> Iterator[Told]:
+def tell(report: Mapping[str, Any]) -> Iterator[Result]:
     """Yield the findings and facts of a report."""
     checks = report["checks"]
     known = dict[str, None]()
-    for one in checks:
-        for each in one["deviations"]:
+    for check in checks:
+        for each in check["deviations"]:
             if each["known"]:
-                known[f"{one['check']} ({each['word']})"] = None
+                known[f"{check['check']} ({each['word']})"] = None
                 continue
-            said = {name: each[name] for name in ("word", "wanted", "promise")}
-            about = f"{one['account']}, {one['check']}"
-            if one["check"] == ADDRESSES and each["word"] != ERROR:
-                yield found("live-addresses", about, keys=each["seen"])
+            texts = {name: each[name] for name in ("word", "wanted", "promise")}
+            about = f"{check['account']}, {check['check']}"
+            if check["check"] == ADDRESSES and each["word"] != ERROR:
+                yield finding("live-addresses", about, keys=each["seen"])
                 continue
             if each["word"] == ERROR:  # the account may have been busy
-                said["seen"] = f"it was tried whether {one['what']}, and that failed: {each['seen']}"
-                said["do"] = "run it again; if it stays so, do not migrate there, and report it"
-            yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
+                texts["seen"] = f"it was tried whether {check['what']}, and that failed: {each['seen']}"
+                texts["do"] = "run it again; if it stays so, do not migrate there, and report it"
+            yield finding("live-deviates", about, what=check["what"], there=each["seen"], **texts)
     if known:
-        yield found("live-known", "Azurite", known=listed(list(known)))
-    held = sum(not check["deviations"] for check in checks)
-    yield Fact("checks", f"{held} of {len(checks)} saw exactly what rekey takes for granted")
-    for one in report["accounts"]:
-        about = f"[{one['section']}]"
-        if one["removed"]:
-            yield Fact(about, f"removed what an earlier run had left: {listed(one['removed'])}")
-        if one["left"]:
-            yield found("live-left", about, tables=listed(one["left"]))
+        yield finding("live-known", "Azurite", known=listed(list(known)))
+    passed = sum(not check["deviations"] for check in checks)
+    yield Fact("checks", f"{passed} of {len(checks)} saw exactly what rekey takes for granted")
+    for account in report["accounts"]:
+        about = f"[{account['section']}]"
+        if account["removed"]:
+            yield Fact(about, f"removed what an earlier run had left: {listed(account['removed'])}")
+        if account["left"]:
+            yield finding("live-left", about, tables=listed(account["left"]))
 
 
 def keep(report: Mapping[str, Any], config: Config, signer: Signer | None) -> None:

@@ -60,16 +60,16 @@ async def sending(account: Account) -> AsyncIterator[Transport]:
 async def leftovers(account: Account, now: str) -> list[str]:
     """Return the tables of earlier runs that are certainly over, as far as the account lists tables."""
     wanted = [("$filter", f"TableName ge '{PREFIX}' and TableName lt '{PREFIX}~'")]
-    found: list[str] = []
+    names: list[str] = []
     after: str | None = ""
     with suppress(NotSent, NoAnswer, TimeoutError, ValueError, KeyError):
         async with asyncio.timeout(_LIST_S), sending(account) as transport:
             while after is not None:
                 path = "Tables" + query_string(wanted + [("NextTableName", after)] * bool(after))
                 answer = await transport.send(Request("GET", path, "list tables", COMMON_HEADERS))
-                found += [one["TableName"] for one in loads(answer.body)["value"]]
+                names += [table["TableName"] for table in loads(answer.body)["value"]]
                 after = answer.headers.get("x-ms-continuation-NextTableName") or None
-    return [name for name in found if is_stale(name, now)]
+    return [name for name in names if is_stale(name, now)]
 
 
 def credential(account: Account) -> Credential:
@@ -77,8 +77,8 @@ def credential(account: Account) -> Credential:
     return credential_of(account.name, account_key(account))
 
 
-async def told(call: Awaitable[object]) -> str:
-    """Return how a call ended: `done`, `open` for an unknown outcome, or the service's status and code, with
+async def outcome_of(call: Awaitable[object]) -> str:
+    """Return the outcome of a call: `done`, `open` for an unknown one, or the service's status and code, with
     the index of an operation."""
     try:
         await call
@@ -139,8 +139,8 @@ class Scene:
 
     async def number(self, name: str = "r") -> str:
         """Return the property N of a row, `gone` without a row."""
-        found = await self.get(name)
-        return str(found.get("N")) if found else GONE
+        row = await self.get(name)
+        return str(row.get("N")) if row else GONE
 
     @property
     def own(self) -> KeyRange:

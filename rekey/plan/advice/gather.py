@@ -56,7 +56,7 @@ class Tally(RowCounts):
             declared: the target or index; None for the source.
         """
         signs = Signs()
-        signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
+        signs.add_neighbors((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
             table=fill.table,
             counts=self,

@@ -154,8 +154,8 @@ CASES: dict[str, Case] = {
     ),
     "targets-missing": Case(
         ERROR,
-        scripts(elsewhere=True),
-        replace(scripts(elsewhere=True), targets=account("targets"), crossings={}),
+        scripts(in_target_account=True),
+        replace(scripts(in_target_account=True), targets=account("targets"), crossings={}),
     ),
     "restricted-open": Case(ERROR, changed(crossings={"tables": Crossing(tried=True, read=("rekeymap",))})),
     "same-identity": Case(NOTE, changed(crossings={"tables": Crossing(same_identity=True)})),

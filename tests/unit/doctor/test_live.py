@@ -12,7 +12,7 @@ from rekey.core.severity import Severity
 from rekey.doctor.live.checks import ALIKE, CHECKS, ERROR, PROMISES, WIRE, deviations
 from rekey.doctor.live.run import tell
 from rekey.doctor.live.stage import PREFIX, STALE_S, is_stale, new_prefix
-from rekey.doctor.report import Fact, Finding, found
+from rekey.doctor.report import Fact, Finding, finding
 from tests.asserts.documents import ROOT
 from tests.asserts.every import every
 
@@ -119,7 +119,7 @@ def test_without_deviations_there_are_facts_alone() -> None:
 
 
 def test_accounts_that_cannot_be_used_are_told() -> None:
-    assert found("live-not-tried", "accounts").severity is Severity.ERROR
+    assert finding("live-not-tried", "accounts").severity is Severity.ERROR
 
 
 def test_only_tables_of_a_run_that_is_surely_over_are_stale() -> None:
