@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,3 +49,6 @@ class Commands:
         printed = self._capsys.readouterr()
         assert code in (None, ended), f"rekey {' '.join(words)}: {printed.out}{printed.err}"
         return Said(printed.out, printed.err)
+
+
+CommandsOn = Callable[[Project], Commands]

@@ -15,7 +15,7 @@ from rekey.mapping.rows import ERASED_ON, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
 from tests.fakes.memory import Gate
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
@@ -42,30 +42,41 @@ def rows_of(script: str) -> list[Row]:
     return [user(f"somebody{number:02}@mail.example", f"part{number % 3}") for number in range(12)]
 
 
-def begun(
-    folder: Path,
-    script: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    month: str = MONTH,
-) -> Commands:
-    """Return the commands of a project whose rows are copied under the data key of a month."""
-    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: month)
-    return _lived((script, month, False), folder, capsys, monkeypatch, begin)
+class Lives:
+    """Makes projects of one migration, whose rows are copied under the data key of a month."""
 
+    def __init__(self, folder: Path, commands_on: CommandsOn, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._commands_on, self._monkeypatch = folder, commands_on, monkeypatch
 
-def completed(
-    folder: Path, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
-    """Return the commands of a project that is begun and complete, of a minute ago."""
+    def begun(self, script: str, folder: Path | None = None, *, month: str = MONTH) -> Commands:
+        """Return the commands of a project that is before cutover."""
+        return self.lived((month, script), begin, folder, month=month)
 
-    def live(rekey: Commands, script: str) -> None:
-        begin(rekey, script)
-        complete(rekey)
+    def completed(self, script: str, folder: Path | None = None) -> Commands:
+        """Return the commands of a project that is complete, since a minute ago."""
 
-    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: MONTH)
-    return _lived((script, MONTH, True), folder, capsys, monkeypatch, live)
+        def live(rekey: Commands, script: str) -> None:
+            begin(rekey, script)
+            complete(rekey)
+
+        return self.lived(("complete", script), live, folder)
+
+    def lived(
+        self,
+        life: tuple[str, str],
+        live: Callable[[Commands, str], None],
+        folder: Path | None = None,
+        *,
+        month: str = MONTH,
+    ) -> Commands:
+        """Return the commands of a project that has lived so far. `life`: its name, and its script."""
+        self.seal_in(month)
+        project = lived(life, folder or self._folder, lambda made: live(self._commands_on(made), life[1]))
+        return self._commands_on(project)
+
+    def seal_in(self, month: str) -> None:
+        """Let rows be sealed under the data key of a month from now on."""
+        self._monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: month)
 
 
 def begin(rekey: Commands, script: str) -> None:
@@ -77,18 +88,6 @@ def begin(rekey: Commands, script: str) -> None:
     source = project.scripts[SCRIPT].migration.source
     asyncio.run(project.fill(source, rows_of(script)))
     rekey("apply")
-
-
-def _lived(
-    life: tuple[str, str, bool],
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    live: Callable[[Commands, str], None],
-) -> Commands:
-    """Return the commands of a project of one's own that has lived so far."""
-    project = lived(life, folder, lambda made: live(Commands(made, capsys, monkeypatch), life[0]))
-    return Commands(project, capsys, monkeypatch)
 
 
 def complete(rekey: Commands) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import user
 
@@ -31,12 +31,12 @@ COMMANDS = (
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     """A project at the gate before cutover."""
     project = Project(tmp_path)
     project.script(USERS_SCRIPT)
     asyncio.run(project.fill("Users", [user(f"user{number}@example.com") for number in range(8)]))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     rekey("apply")
     return rekey
 
@@ -86,10 +86,8 @@ def test_a_script_that_depends_on_one_that_cannot_be_used_waits_for_it(rekey: Co
     rekey("status", "0001")
 
 
-def test_a_migration_that_has_begun_goes_on_when_what_it_depended_on_cannot_be_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(Project(tmp_path), capsys, monkeypatch)
+def test_a_begun_migration_needs_no_usable_dependency(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(Project(tmp_path))
     rekey.project.script(USERS_SCRIPT)
     rekey.project.script(POSTS_SCRIPT + f'__depends__ = {{"{ID}"}}\n', "0002_posts.py")
     asyncio.run(rekey.project.fill("Users", [user("a@example.com")]))
@@ -108,10 +106,8 @@ def test_a_migration_that_has_begun_goes_on_when_what_it_depended_on_cannot_be_u
     rekey("rollback", "0002", "--to", "source", "--drop-targets")
 
 
-def test_a_migration_that_another_builds_on_is_not_taken_back_because_that_one_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(Project(tmp_path), capsys, monkeypatch)
+def test_an_unreadable_dependent_blocks_a_rollback(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(Project(tmp_path))
     rekey.project.script(USERS_SCRIPT)
     rekey.project.script(POSTS_SCRIPT + f'__depends__ = {{"{ID}"}}\n', "0002_posts.py")
     asyncio.run(rekey.project.fill("Users", [user("a@example.com")]))

@@ -21,7 +21,7 @@ from rekey.cli.shell import Shell, Surroundings, command
 from rekey.errors import ConfigurationError, ExitCode, one_line, visible
 from rekey.present.page import shown
 from rekey.protocol.registry import ClientRow, Registry
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.unit.cli.test_shell import Terminal
 from tests.worlds.evidence import exported, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project, lived
@@ -35,7 +35,7 @@ KEY = f"\u202e\u2066{CLEAN}\u200f"
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     """A migration between backfill and cutover whose title, keys and clients are hostile."""
 
     def live(project: Project) -> None:
@@ -43,11 +43,11 @@ def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         hostile = {"PartitionKey": KEY, "RowKey": f"{KEY}@mail.example", "Nm": HOSTILE, "Ssn": "x"}
         asyncio.run(project.fill("Users", [*rows(9), hostile]))
         with_key(project.folder)
-        Commands(project, capsys, monkeypatch)("apply", "0001")
+        commands_on(project)("apply", "0001")
         client = ClientRow("c0ffee", f"web{HOSTILE}", "old", f"host{HOSTILE}", 12, "0.1", 3, 15.0, 30.0)
         asyncio.run(Registry(project.restricted, "0001_users").beat(client))
 
-    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
+    return commands_on(lived(__name__, tmp_path, live))
 
 
 LOOKUP = ("lookup", "0001", "--old", KEY, f"{KEY}@mail.example", "--reason", "ticket 4711")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.projects import Project
 from tests.worlds.small import user
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     project = Project(tmp_path)
     asyncio.run(project.fill("Users", [user(f"user{number}@example.com") for number in range(300)]))
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def test_a_table_is_told_of_without_scripts_and_without_keys(rekey: Commands) -> None:

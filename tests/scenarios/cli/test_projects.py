@@ -16,7 +16,7 @@ from rekey.declaration.scripts import load_script, load_scripts
 from rekey.project.config import Config, load_config, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from rekey.tables.base import Accounts
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.worlds.example_rows import users
 from tests.worlds.plans import fill
 from tests.worlds.projects import Project
@@ -210,11 +210,9 @@ def test_new_without_a_project_says_how_to_begin(folder: Path, capsys: pytest.Ca
 # --- an unedited template -----------------------------------------------------------------------------------
 
 
-def test_a_template_that_was_not_edited_is_refused_by_plan_and_apply(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_and_apply_refuse_an_unedited_template(tmp_path: Path, commands_on: CommandsOn) -> None:
     """It would copy the table to another name. An index, or another property, is something to do."""
-    rekey = Commands(Project(tmp_path), capsys, monkeypatch)
+    rekey = commands_on(Project(tmp_path))
     asyncio.run(fill(rekey.project.tables, "Users", users(50)))
     path = Path(rekey("new", "users", "--source", "Users", "--target", "UsersV2").out.splitlines()[0])
     said = rekey("plan", code=1).out

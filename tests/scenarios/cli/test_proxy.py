@@ -10,7 +10,7 @@ import pytest
 
 from rekey.declaration.migration import Declared
 from rekey.project.config import AZURITE_KEY
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.worlds.projects import USERS_SCRIPT, Project
 
 SECOND = USERS_SCRIPT.replace('"Users"', '"Posts"').replace('"UsersV2"', '"PostsV2"')
@@ -23,13 +23,13 @@ SECOND = USERS_SCRIPT.replace('"Users"', '"Posts"').replace('"UsersV2"', '"Posts
         ((), ["0001_users", "0002_posts"], []),
     ],
 )
-def test_aliases_of_the_projects_other_migrations_do_not_keep_a_proxy_from_starting(
+def test_other_migrations_aliases_do_not_block_the_proxy(
     words: Sequence[str],
     followed: list[str],
     not_followed: list[str],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    commands_on: CommandsOn,
 ) -> None:
     project = Project(tmp_path)
     told: dict[str, list[str]] = {}
@@ -46,5 +46,5 @@ def test_aliases_of_the_projects_other_migrations_do_not_keep_a_proxy_from_start
     config = project.folder / "rekey.toml"
     aliases = '[proxy.access.keys.app]\nenv = "APP_KEY"\n[proxy.views]\nPosts = "PostsV2"\n'
     config.write_text(config.read_text("utf-8") + aliases, "utf-8")
-    Commands(project, capsys, monkeypatch)("proxy", *words)
+    commands_on(project)("proxy", *words)
     assert told == {"followed": followed, "not_followed": not_followed}

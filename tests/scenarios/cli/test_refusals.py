@@ -35,11 +35,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def assert_clear(said: Said) -> None:
     """A way on is given, and nothing that only a programmer understands."""
     assert "\nNext: " in said.err

@@ -104,7 +104,6 @@ async def test_a_failed_move_leaves_the_target_key(memory: MemoryTableService, p
     memory.faults = PlannedFaults()
     await world.assert_quiet()
     owner = await world.mapping.owner(key_of(world.mapper.map(ROW)[0].row))
-    assert owner is not None
     assert owner.source == key_of(ROW)
 
 

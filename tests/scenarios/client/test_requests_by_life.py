@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.example_rows import users
 from tests.worlds.plans import fill
 from tests.worlds.projects import Project
@@ -20,14 +20,14 @@ OPENING = 15
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     project = Project(tmp_path)
     project.script(SCRIPT.read_text("utf-8"), SCRIPT.name)
     config = tmp_path / "rekey.toml"
     config.write_text(config.read_text("utf-8").replace("window_rows = 50\n", ""), "utf-8")
     asyncio.run(fill(project.tables, "Users", users(ROWS)))
     project.clock.advance(3600)
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def requests(rekey: Commands) -> dict[str, Any]:

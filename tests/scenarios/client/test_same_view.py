@@ -167,7 +167,6 @@ async def test_rows_keyed_by_content_have_moved_when_the_answer_is_there(memory:
     await world.assert_quiet()
     assert memory.dump("PostsV2") == memory.dump("PostsByTag") == []
     forward = await world.mapping.forward(HELLO)
-    assert forward is not None
     assert TargetKey(0, "2024-02", "hello") in forward.targets
 
 

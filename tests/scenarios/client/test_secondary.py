@@ -346,7 +346,6 @@ async def test_in_cutover_a_pair_is_one_transaction(memory: MemoryTableService) 
     ]
     assert every(one.etag for one in call.operations[:2])
     forward = await world.mapping.forward(JOHN)
-    assert forward is not None
     assert TargetKey(1, "nyc", "AGE:056__01234") in forward.targets
 
 

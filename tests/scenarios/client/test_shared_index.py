@@ -13,7 +13,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.verify.count import count
 from rekey.verify.full import full
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.dual_write import delete, insert, memory_world, merge, replace
 from tests.worlds.evidence import exported, with_key
@@ -145,17 +145,14 @@ async def test_writes_in_both_views_keep_both_kinds_in_step(
 
 
 @both
-def test_a_life_with_a_rollback_and_evidence(
-    migration: Migration,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_life_with_rollback_and_evidence(
+    migration: Migration, tmp_path: Path, commands_on: CommandsOn
 ) -> None:
     project = Project(tmp_path)
     project.script(SCRIPT.replace("KEYS", KEYS[migration is BY_ROW]), "0001_users.py")
     with_key(project.folder)
     asyncio.run(project.fill("Users", PEOPLE))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     [plan] = rekey("plan", "--exact", "--json").json["migrations"]
     assert [one["rows"] for one in plan["targets"]] == [20, 40, 27]
     for _ in range(2):

@@ -300,7 +300,6 @@ def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path
         ours.verify(Mode.SAMPLE)
         ours.assert_in_step()
         settled = status()
-        assert settled.facts.store.intents is not None
         assert settled.facts.store.intents.abandoned is None
         assert settled.verdict.safe
     finally:

@@ -35,11 +35,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:
     state = tmp_path / "new" / "state.sqlite"
     assert steering.read(state) == Steering()

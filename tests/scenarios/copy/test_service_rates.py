@@ -179,7 +179,6 @@ def test_every_way_to_push_back_is_heard(status: int) -> None:
     process = of(service, pages=False)
     let_work(20, process)
     rated = process.throttle.service
-    assert rated is not None
     assert rated.account.ceiling is not None
     assert rated.account.rate < 13_000
 

@@ -22,7 +22,7 @@ from rekey.state.filelock import FileLock
 from rekey.state.store import State
 from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import ProbeResult
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
 from tests.worlds.observations import heard
 from tests.worlds.projects import USERS_SCRIPT, Project
@@ -51,8 +51,8 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    commands = Commands(project, capsys, monkeypatch)
+def rekey(project: Project, commands_on: CommandsOn) -> Commands:
+    commands = commands_on(project)
     commands._surroundings = replace(commands._surroundings, ask=ask)
     return commands
 

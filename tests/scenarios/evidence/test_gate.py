@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekey.evidence.keys import PublicKey
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
@@ -17,15 +17,15 @@ MISSING = "no signed evidence"
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     def live(project: Project) -> None:
         project.script(USERS_SCRIPT)
         asyncio.run(project.fill("Users", rows(10)))
-        rekey = Commands(project, capsys, monkeypatch)
+        rekey = commands_on(project)
         rekey("apply", "0001")
         rekey(*TO_CUTOVER)
 
-    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
+    return commands_on(lived(__name__, tmp_path, live))
 
 
 @pytest.fixture

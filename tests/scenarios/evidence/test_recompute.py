@@ -12,7 +12,7 @@ import pytest
 from rekey.evidence.keys import PublicKey
 from rekey.model import EntityKey, content_of
 from rekey.verify.bucket_digests import FEW
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.worlds.evidence import exported, handed_over, key, rekey, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project
@@ -94,14 +94,12 @@ def test_another_script_does_not_pass_for_the_one_of_the_bundle(rekey: Commands,
     assert "is not the one of the bundle" in said.err
 
 
-def test_a_small_source_has_no_digest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_source_has_no_digest(tmp_path: Path, commands_on: CommandsOn) -> None:
     """One e-mail address in a table that is known otherwise could be found by trying a dictionary."""
     project = Project(tmp_path)
     project.script(USERS_SCRIPT)
     wait(project.fill("Users", rows(FEW - 1)))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     with_key(rekey.project.folder)
     rekey("apply", "0001")
     folder = str(exported(rekey))

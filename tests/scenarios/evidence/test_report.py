@@ -22,7 +22,7 @@ from rekey.model import content_of
 from rekey.present.page import POLICY
 from rekey.present.plots import Pair, pairs, timeline
 from tests.asserts.browser import complaints, drawn, laid_out, needs_browser, opened, run
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project
@@ -32,11 +32,11 @@ NASTY = '<script>alert("x")</script> & <b>'
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     project = Project(tmp_path)
     project.script(USERS_SCRIPT.replace("E-mail RowKeys", NASTY))
     asyncio.run(project.fill("Users", rows(40)))
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def report(rekey: Commands, name: str = "bundle") -> str:

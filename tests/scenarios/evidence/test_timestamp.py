@@ -17,7 +17,7 @@ from rekey.errors import ConfigurationError
 from rekey.evidence import bag, signing, timestamp
 from rekey.evidence.keys import PublicKey
 from rekey.evidence.verify import Trusted, verify
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.evidence import codes, restated, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project
 
@@ -117,14 +117,12 @@ def authority(made: Authority) -> Authority:
 
 
 @pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
+async def rekey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands_on: CommandsOn) -> Commands:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     project = Project(tmp_path / "project")
     project.script(USERS_SCRIPT)
     await project.fill("Users", rows(5))
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 @pytest.fixture

@@ -196,7 +196,6 @@ async def test_a_sample_says_how_sure_its_shares_are() -> None:
 
     found, _ = await inspect_table(MadeUpTable(400_000, key))  # type: ignore[arg-type]
     [share] = [use.share for use in found.row_key.shapes if use.shape is Shape.EMAIL]
-    assert share is not None
     assert share.low < 0.5 < share.high and share.high - share.low > 0.05
 
 

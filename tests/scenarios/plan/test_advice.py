@@ -125,11 +125,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def test_apply_refuses_before_any_write_and_names_the_cure(rekey: Commands, project: Project) -> None:
     project.script(MAILS_STAY)
     assert "personal-data: UsersV2 RowKey" in rekey("plan", code=1).out

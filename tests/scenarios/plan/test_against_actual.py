@@ -24,7 +24,6 @@ from rekey.tables.sent import RequestKind
 from tests.asserts.command_line import Commands
 from tests.worlds.example_rows import posts, registrations, telemetry, users
 from tests.worlds.plans import fill
-from tests.worlds.projects import Project
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 EXAMPLES = [
@@ -34,11 +33,6 @@ EXAMPLES = [
     pytest.param("0004_race_registrations", "Registrations", registrations, id="registrations"),
 ]
 Make = Callable[[int], Iterable[Row]]
-
-
-@pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(Project(tmp_path), capsys, monkeypatch)
 
 
 def given(

@@ -18,7 +18,7 @@ from rekey.model import Row
 from rekey.plan.plan import make_plan, plan_offline
 from rekey.plan.result import NOT_LOOKED_AT
 from rekey.plan.subject import PlanOptions, Subject
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.memory import MemoryTableService
@@ -46,9 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def commands(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
-) -> Commands:
+def commands(folder: Path, script: str, commands_on: CommandsOn) -> Commands:
     """A project whose accounts are far away, and whose secret is in a vault."""
     project = Project(folder)
     project.script(script)
@@ -61,14 +59,12 @@ def commands(
         raise AssertionError("an account was connected")
 
     project.connect = never  # type: ignore[method-assign]
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
-def test_no_request_is_sent_and_what_was_not_looked_at_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: list[Any]
-) -> None:
+def test_nothing_is_requested_offline(tmp_path: Path, asked: list[Any], commands_on: CommandsOn) -> None:
     """Neither to an account nor to the vault of a secret; nothing is said of either."""
-    rekey = commands(tmp_path, capsys, monkeypatch, USERS_SCRIPT)
+    rekey = commands(tmp_path, USERS_SCRIPT, commands_on)
     said = rekey("plan", "--offline", "--html", str(tmp_path / "plan.html")).out
     assert asked == []
     words = " ".join(said.split())
@@ -85,11 +81,9 @@ def test_no_request_is_sent_and_what_was_not_looked_at_is_said(
     assert not (tmp_path / "state.sqlite").exists()
 
 
-def test_a_query_that_the_new_keys_do_not_serve_ends_with_findings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: list[Any]
-) -> None:
+def test_an_unserved_query_is_a_finding(tmp_path: Path, asked: list[Any], commands_on: CommandsOn) -> None:
     """Requests are told where they follow from the declaration alone."""
-    rekey = commands(tmp_path, capsys, monkeypatch, WITH_QUERIES)
+    rekey = commands(tmp_path, WITH_QUERIES, commands_on)
     said = rekey("plan", "0001", "--offline", code=1)
     assert "    today    row range, 2 requests\n    planned  partition range\n" in said.out
     assert "ERROR   random-order: UsersV2 RowKey: range(RowKey" in said.out
@@ -104,12 +98,10 @@ def test_a_query_that_the_new_keys_do_not_serve_ends_with_findings(
     assert asked == []
 
 
-def test_the_state_file_of_this_machine_tells_a_script_that_was_edited_since(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_file_reveals_an_edited_script(tmp_path: Path, commands_on: CommandsOn) -> None:
     project = Project(tmp_path)
     project.script(USERS_SCRIPT)
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     asyncio.run(project.fill("Users", [{"PartitionKey": "p", "RowKey": "a@mail.example"}]))
     rekey("apply", "--to", "prepare")
     project.script(USERS_SCRIPT.replace("ContactEmail", "Address"))
@@ -119,10 +111,8 @@ def test_the_state_file_of_this_machine_tells_a_script_that_was_edited_since(
 @pytest.mark.parametrize(
     "words", ["--exact", "--show-keys", "--requests", "--rate=5", "--out=plan.json", "--compare"]
 )
-def test_what_needs_rows_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
-    rekey = commands(tmp_path, capsys, monkeypatch, USERS_SCRIPT)
+def test_options_that_need_rows_are_refused(tmp_path: Path, words: str, commands_on: CommandsOn) -> None:
+    rekey = commands(tmp_path, USERS_SCRIPT, commands_on)
     assert "--offline looks at no row" in rekey("plan", "--offline", words, code=2).err
 
 

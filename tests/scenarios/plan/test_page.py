@@ -22,7 +22,7 @@ from tests.asserts.command_line import Commands
 from tests.asserts.every import every
 from tests.worlds.example_rows import posts, telemetry, users
 from tests.worlds.plans import fill
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import USERS_SCRIPT
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 EXAMPLES = [
@@ -33,11 +33,6 @@ EXAMPLES = [
 PRICES = '[prices]\ncurrency = "EUR"\nscan = 4\nread = 4\nwrite = 4\ndelete = 4\nstorage = 0.5\n'
 NASTY = '<script>alert("x")</script> & <b>'
 Make = Callable[[int], Iterable[Row]]
-
-
-@pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(Project(tmp_path), capsys, monkeypatch)
 
 
 def example(rekey: Commands, script: str, table: str, rows: Iterable[Row], more: str = "") -> str:

@@ -85,7 +85,6 @@ async def test_a_changed_key_property_moves_row_and_index_rows(memory: MemoryTab
     await world.propagator.propagate(HELLO)
     world.assert_in_step()
     forward = await world.mapping.forward(HELLO)
-    assert forward is not None
     assert forward.targets == {
         TargetKey(0, "2024-01", "hello"),
         TargetKey(0, "2024-02", "hello"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.worlds.example_rows import users
 from tests.worlds.plans import fill
@@ -21,16 +21,16 @@ ID = "0001_users"
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     """A migration whose rows are copied, and its script where it belongs."""
 
     def live(project: Project) -> None:
         project.script(USERS_SCRIPT)
         asyncio.run(fill(project.tables, "Users", users(60)))
         project.clock.advance(3600)
-        Commands(project, capsys, monkeypatch)("apply", ID)
+        commands_on(project)("apply", ID)
 
-    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
+    return commands_on(lived(__name__, tmp_path, live))
 
 
 def path_of(rekey: Commands, script_id: str = ID) -> Path:

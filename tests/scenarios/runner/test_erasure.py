@@ -29,12 +29,11 @@ from tests.worlds.erasure import (
     SCRIPT,
     SCRIPTS,
     WHY,
-    begun,
+    Lives,
     by_id,
     by_new,
     by_old,
     complete,
-    completed,
     erasures,
     mapping,
     put,
@@ -49,18 +48,13 @@ from tests.worlds.small import user
 
 
 @pytest.fixture(params=list(SCRIPTS.values()), ids=list(SCRIPTS))
-def rekey(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Commands:
-    return completed(tmp_path, request.param, capsys, monkeypatch)
+def rekey(request: pytest.FixtureRequest, lives: Lives) -> Commands:
+    return lives.completed(request.param)
 
 
 @pytest.fixture
-def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return completed(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+def users(lives: Lives) -> Commands:
+    return lives.completed(USERS_SCRIPT)
 
 
 def erase(rekey: Commands, *named: str, code: int = 0) -> dict[str, object]:
@@ -221,10 +215,8 @@ def by_id_of(said: dict[str, object]) -> object:
     return row_id
 
 
-def test_before_complete_it_is_refused_with_what_to_do_instead(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+def test_before_complete_it_is_refused_with_what_to_do_instead(lives: Lives) -> None:
+    rekey = lives.begun(USERS_SCRIPT)
     for step in ((), ("--to", "cutover", "--writers-stopped")):
         if step:
             rekey("apply", *step)
@@ -270,7 +262,6 @@ def test_a_target_key_that_passed_to_somebody_else_stays_his(rekey: Commands) ->
     async def pass_over() -> EntityKey:
         store = await project.mapping(SCRIPT)
         forward = await store.forward(key_of(row))
-        assert forward is not None
         [main] = [one for one in forward.targets if one.table == 0]
         await store.fresh()
         made = store.rows.reverse_row(other, main.key)
@@ -295,7 +286,6 @@ def test_a_mapping_row_that_passes_to_somebody_else_meanwhile_stays_his(users: C
             project.restricted.gate = nothing
             store = await project.mapping(SCRIPT)
             forward = await store.forward(key_of(row))
-            assert forward is not None
             [main] = forward.targets
             await store.fresh()
             made = store.rows.reverse_row(EntityKey("some", "body else"), main.key)
@@ -538,12 +528,10 @@ def test_while_the_journal_holds_intents_nothing_is_erased(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
-def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
+def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(script: str, lives: Lives) -> None:
     """Nobody goes through the mapping behind `complete`. Who does all the same is refused: an erased row is
     neither taken for one that was never copied, nor brought back."""
-    rekey = completed(tmp_path, script, capsys, monkeypatch)
+    rekey = lives.completed(script)
     project, row = rekey.project, subject(rekey)
     erase(rekey, *by_old(row))
     stones, targets = tombstones(project), project.rows("UsersV2")
@@ -576,11 +564,9 @@ def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
 
 
 @pytest.mark.parametrize("script", [PLAIN_USERS, USERS_SCRIPT], ids=["plain", "sealed"])
-def test_from_complete_on_no_key_is_in_the_state_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
+def test_from_complete_on_no_key_is_in_the_state_file(script: str, lives: Lives) -> None:
     """Not in a segment, not in a free page, not in the log beside it. Counts stay."""
-    rekey = begun(tmp_path, script, capsys, monkeypatch)
+    rekey = lives.begun(script)
     if script == PLAIN_USERS:
         assert b"@mail.example" in state_bytes(rekey.project), "where a scan resumes"
     complete(rekey)

@@ -19,10 +19,10 @@ from tests.soaking import others_in_soak
 from tests.worlds.erasure import (
     PLAIN_USERS,
     WHY,
+    Lives,
     by_id,
     by_new,
     by_old,
-    completed,
     erasures,
     killed,
     killed_by,
@@ -34,25 +34,19 @@ from tests.worlds.small import Killed
 
 
 @pytest.fixture
-def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return completed(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+def users(lives: Lives) -> Commands:
+    return lives.completed(USERS_SCRIPT)
 
 
 @pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
 @pytest.mark.parametrize("way", others_in_soak(["old", "new", "id"], kept=["old"]))
 @pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["source row", "reverse row", "forward row"])
-def test_cut_off_beside_any_write_the_same_command_ends_it(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    way: str,
-    before: bool,
-    at: int,
+def test_cut_off_at_any_write_the_command_resumes(
+    script: str, way: str, before: bool, at: int, lives: Lives
 ) -> None:
     """By its new key the subject cannot be found any more once the reverse row is gone: the record leads."""
-    rekey = completed(tmp_path, script, capsys, monkeypatch)
+    rekey = lives.completed(script)
     row, project = subject(rekey), rekey.project
     named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
     writes = 0
@@ -71,13 +65,11 @@ def test_cut_off_beside_any_write_the_same_command_ends_it(
     ends_as_it_should(rekey, named)
 
 
-def test_cut_off_before_any_effect_the_same_command_ends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_off_before_any_effect_the_command_resumes(tmp_path: Path, lives: Lives) -> None:
     """Also between what a session does around it: the lease, the journal, the clients, the record."""
     at, effects = 1, 0
     while effects >= at - 3:
-        rekey = completed(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch)
+        rekey = lives.completed(USERS_SCRIPT, tmp_path / str(at))
         named = by_new(rekey, subject(rekey))
         with killed(rekey.project, at) as counted:
             rekey("erase", *named, *WHY)

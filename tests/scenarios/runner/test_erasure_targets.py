@@ -25,10 +25,10 @@ from tests.worlds.erasure import (
     SCRIPT,
     SCRIPTS,
     WHY,
+    Lives,
     by_id,
     by_new,
     by_old,
-    completed,
     erasures,
     killed,
     mapping,
@@ -44,18 +44,13 @@ WITH = "--with-targets"
 
 
 @pytest.fixture(params=list(SCRIPTS.values()), ids=list(SCRIPTS))
-def rekey(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Commands:
-    return completed(tmp_path, request.param, capsys, monkeypatch)
+def rekey(request: pytest.FixtureRequest, lives: Lives) -> Commands:
+    return lives.completed(request.param)
 
 
 @pytest.fixture
-def posts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return completed(tmp_path, POSTS_SCRIPT, capsys, monkeypatch)
+def posts(lives: Lives) -> Commands:
+    return lives.completed(POSTS_SCRIPT)
 
 
 def theirs(rekey: Commands) -> dict[str, set[EntityKey]]:
@@ -201,13 +196,11 @@ def test_a_lost_delete_is_settled(posts: Commands, kind: FaultKind, which: str) 
     assert not any(keys[name] & keys_in(posts.project.rows(name)) for name in keys)
 
 
-def test_cut_off_anywhere_the_next_erasure_ends_it_with_the_targets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_off_anywhere_the_next_erasure_ends_it_with_the_targets(tmp_path: Path, lives: Lives) -> None:
     """Also when the next one is for another person, and says nothing of targets: the record does."""
     at, effects = 1, 0
     while effects >= at - 4:
-        rekey = completed(tmp_path / str(at), POSTS_SCRIPT, capsys, monkeypatch)
+        rekey = lives.completed(POSTS_SCRIPT, tmp_path / str(at))
         keys = theirs(rekey)
         with killed(rekey.project, at) as counted:
             rekey("erase", *by_old(subject(rekey)), *WHY, WITH)

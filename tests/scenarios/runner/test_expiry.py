@@ -8,7 +8,6 @@ Reason, and what `make test` covers: two moments.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +22,12 @@ from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import (
     LEASE_S,
-    MONTH,
     PLAIN_USERS,
     SCRIPT,
     SEALED_POSTS,
     WHY,
+    Lives,
     begin,
-    begun,
     by_id,
     by_new,
     by_old,
@@ -47,7 +45,7 @@ from tests.worlds.erasure import (
 )
 from tests.worlds.evidence import checked, exported, prove, with_key
 from tests.worlds.observations import changed
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
 from tests.worlds.small import Killed, user
 
 DAY = 86_400
@@ -55,19 +53,14 @@ CONFIRMED = ("--confirm", SCRIPT)
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(lives: Lives) -> Commands:
     """A sealed migration with rows of January and of February 2024, complete on the first of January."""
-    return made(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    return two_months(lives, USERS_SCRIPT)
 
 
 @pytest.fixture(params=[PLAIN_USERS, POSTS_SCRIPT], ids=["users", "with an index"])
-def plain(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Commands:
-    return made(tmp_path, request.param, capsys, monkeypatch)
+def plain(request: pytest.FixtureRequest, lives: Lives) -> Commands:
+    return two_months(lives, request.param)
 
 
 def late(script: str) -> Row:
@@ -77,21 +70,19 @@ def late(script: str) -> Row:
     return user("of-february@mail.example", "part0")
 
 
-def made(folder: Path, script: str, capsys: Any, monkeypatch: Any) -> Commands:
-    def live(project: Project) -> None:
-        rekey = Commands(project, capsys, monkeypatch)
-        monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: MONTH)
+def two_months(lives: Lives, script: str) -> Commands:
+    def live(rekey: Commands, script: str) -> None:
         begin(rekey, script)
-        monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
-        source = project.scripts[SCRIPT].migration.source
-        asyncio.run(project.tables.table(source).insert(late(script)))
+        lives.seal_in("2024-02")
+        source = rekey.project.scripts[SCRIPT].migration.source
+        asyncio.run(rekey.project.tables.table(source).insert(late(script)))
         rekey("apply")
         complete(rekey)
-        configured(project, mapping_retention="100d")
+        configured(rekey.project, mapping_retention="100d")
 
-    project = lived((__name__, script), folder, live)
-    monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
-    return Commands(project, capsys, monkeypatch)
+    rekey = lives.lived(("two months", script), live)
+    lives.seal_in("2024-02")
+    return rekey
 
 
 def data_keys(rekey: Commands) -> dict[str, Row]:
@@ -139,10 +130,8 @@ def test_a_cohort_is_shredded_when_its_keeping_time_is_over_and_not_before(rekey
     }
 
 
-def test_the_keeping_time_begins_with_complete_when_that_is_later(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+def test_retention_begins_with_complete_when_later(lives: Lives) -> None:
+    rekey = lives.begun(USERS_SCRIPT)
     rekey.project.clock.advance(60 * DAY)
     rekey("verify")
     complete(rekey)
@@ -165,10 +154,8 @@ def test_look_ups_say_when_a_cohort_was_shredded_and_others_go_on(rekey: Command
     assert rekey("lookup", *by_old(other), *WHY, "--json").json["erased"] == []
 
 
-def test_before_complete_nothing_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+def test_nothing_expires_before_complete(lives: Lives) -> None:
+    rekey = lives.begun(USERS_SCRIPT)
     rekey.project.clock.advance(5000 * DAY)
     for words in (CONFIRMED, ("--cohort", "2024-01", *WHY)):
         said = rekey("expire", *words, code=3)
@@ -201,7 +188,6 @@ def test_the_root_key_is_not_a_cohort(rekey: Commands) -> None:
 
     async def shred() -> None:
         keyring = (await rekey.project.mapping(SCRIPT)).keyring
-        assert keyring is not None
         with pytest.raises(ValueError, match="root key"):
             await keyring.shred("root", "2024-01-01")
 
@@ -329,7 +315,6 @@ def test_a_tombstone_of_a_data_key_that_somebody_put_in_is_told_and_replaced(rek
 
     async def shred() -> None:
         store = await rekey.project.mapping(SCRIPT)
-        assert store.keyring is not None
         with pytest.raises(SealedUnreadable):
             await store.keyring.learn([{"DataKey": "2024-01-xxxxxxxx"}])
         assert await store.keyring.shred("2024-01", "2024-01-02")
@@ -420,11 +405,9 @@ def test_a_row_that_changes_while_it_is_deleted_stays(plain: Commands) -> None:
 
 
 @pytest.mark.parametrize("at", others_in_soak(range(20, 60, 4), kept=[24, 44]))
-def test_cut_off_anywhere_the_same_command_empties_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_cut_off_anywhere_the_command_empties_the_rest(lives: Lives, at: int) -> None:
     """A look-up meanwhile says that it was erased, whether its own row is gone already or not known."""
-    plain = made(tmp_path, PLAIN_USERS, capsys, monkeypatch)
+    plain = two_months(lives, PLAIN_USERS)
     project = plain.project
     project.clock.advance(120 * DAY)
     with killed(project, at):
@@ -438,11 +421,9 @@ def test_cut_off_anywhere_the_same_command_empties_the_rest(
     assert second.details["begun"] == first.seq
 
 
-def test_half_emptied_nothing_that_was_known_is_told_to_be_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_emptied_nothing_known_becomes_unknown(lives: Lives) -> None:
     """A reverse row without its forward row would lead to nothing: reverse rows go first."""
-    plain = made(tmp_path, PLAIN_USERS, capsys, monkeypatch)
+    plain = two_months(lives, PLAIN_USERS)
     project = plain.project
     many_look_ups(project)
     rows = rows_of(PLAIN_USERS)

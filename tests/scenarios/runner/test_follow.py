@@ -22,7 +22,7 @@ from rekey.runner.run import Options
 from rekey.state.store import State
 from rekey.status.judge import Status
 from rekey.tables.base import Operation, Verb
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
 from tests.worlds.company import Company, application, company
 from tests.worlds.followed import Following, Then, keep_real_time_out, said
@@ -188,7 +188,6 @@ def test_a_killed_run_follows_and_waits_again(capture: str, request: pytest.Fixt
 
     async def look_again() -> None:
         status = await follow.status()
-        assert status.progress.following is not None
         seen.append(status.progress.following.since)
         assert str(status.facts.store.control and status.facts.store.control.phase) == "dual_write"
         follow.proceed(writers_stopped=stopped)
@@ -463,7 +462,6 @@ def test_while_it_is_paused_it_is_not_told_to_proceed(delta: Following) -> None:
     async def resume() -> None:
         assert delta.told.of("proceed-heard") == []
         said = steering.read(state)
-        assert said is not None
         steering.say(state, steering.Steering(proceed=said.proceed))
 
     delta((MINUTE, pause), (5 * MINUTE, resume))
@@ -481,8 +479,8 @@ def test_what_has_cut_over_cannot_be_followed(delta: Following) -> None:
 
 
 @pytest.fixture
-def rekey(delta: Following, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(delta.ours.project, capsys, monkeypatch)
+def rekey(delta: Following, commands_on: CommandsOn) -> Commands:
+    return commands_on(delta.ours.project)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from rekey.rehearse.project import Project as Rehearsal
 from rekey.runner import commands
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
 from tests.worlds.company import Company, Ledger, traffic
@@ -234,14 +234,12 @@ def phases_now(project: Project) -> set[str]:
 
 
 @pytest.mark.parametrize("capture", ["delta", "dual-write"])
-def test_a_difference_in_one_member_takes_all_back(
-    tmp_path: Path, capture: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_difference_rolls_back_all_members(tmp_path: Path, capture: str, commands_on: CommandsOn) -> None:
     project = grouped(tmp_path, capture=capture)
     apply(project, Phase.RECONCILE)
     foreign = {"PartitionKey": "p", "RowKey": "f" * 26, "Name": "of nobody"}
     asyncio.run(project.tables.table("Users1V2").insert(foreign))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     told = rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped", code=1).err
     assert "0001_users: full verification under freeze found 1 rows that differ" in told
     assert "rekey verify 0001_users --mode full" in " ".join(told.split())
@@ -260,11 +258,9 @@ def test_a_member_that_refuses_its_way_back_keeps_all_where_they_are(tmp_path: P
     assert project.rows("Users0") == before
 
 
-def test_what_moves_one_member_alone_is_refused_with_the_command_for_the_group(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moving_one_member_names_the_groups_command(tmp_path: Path, commands_on: CommandsOn) -> None:
     project = grouped(tmp_path)
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     rekey("apply", "--group", GROUP)
     for words in (["apply", "0001", "--to", "cutover", "--writers-stopped"], ["apply", "0001", "--follow"]):
         said = rekey(*words, code=3)
@@ -282,10 +278,8 @@ def test_what_moves_one_member_alone_is_refused_with_the_command_for_the_group(
     assert phases(project) == [ControlPhase.COMPLETE] * 3
 
 
-def test_the_gates_of_all_members_are_asked_before_one_is_passed_and_the_stop_counts_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(grouped(tmp_path), capsys, monkeypatch)
+def test_all_gates_come_before_the_first_cutover(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(grouped(tmp_path))
     applied = rekey("apply", "--group", GROUP, "--json").json
     stops = {one["stop_seconds"] for one in applied["migrations"]}
     assert len(stops) == 1 and stops.pop() >= 2
@@ -296,10 +290,8 @@ def test_the_gates_of_all_members_are_asked_before_one_is_passed_and_the_stop_co
     assert phases(rekey.project) == [ControlPhase.DUAL_WRITE] * 3
 
 
-def test_status_tells_a_group_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(grouped(tmp_path), capsys, monkeypatch)
+def test_status_shows_a_group(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(grouped(tmp_path))
     rekey("apply", "0001")
     said = rekey("status", "--group", GROUP)
     assert "group billing: 0000_users, 0001_users, 0002_users" in said.out
@@ -353,21 +345,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_scripts_that_cannot_cut_over_together_are_refused_when_they_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str
+def test_scripts_that_conflict_in_a_group_are_refused(
+    tmp_path: Path, fault: str, commands_on: CommandsOn
 ) -> None:
     project = grouped(tmp_path, 2, rows=1)
     change, said = WRONG[fault]
     project.script(change(script_of("Users0", "More")), "0009_more.py")
-    told = Commands(project, capsys, monkeypatch)("apply", "--group", GROUP, code=2).err
+    told = commands_on(project)("apply", "--group", GROUP, code=2).err
     assert said in " ".join(told.split()) and "Next:" in told
     assert not asyncio.run(project.restricted.table_exists(CONTROL_TABLE))
 
 
-def test_a_group_that_nobody_knows_and_a_script_next_to_one_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(grouped(tmp_path, 2, rows=1), capsys, monkeypatch)
+def test_an_unknown_group_and_an_extra_script_are_refused(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(grouped(tmp_path, 2, rows=1))
     assert (
         "no script is of the group 'bil'; there are: billing" in rekey("status", "--group", "bil", code=2).err
     )
@@ -383,10 +373,8 @@ def test_a_script_without_a_group_has_the_digest_that_it_always_had(tmp_path: Pa
     assert "group" not in declared.migration.canonical()
 
 
-def test_a_plan_adds_up_a_group_and_estimates_one_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(grouped(tmp_path), capsys, monkeypatch)
+def test_a_plan_adds_up_a_group_and_estimates_one_stop(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(grouped(tmp_path))
     planned = rekey("plan", "--group", GROUP, "--json").json
     [group] = planned["groups"]
     estimates = [one["estimate"] for one in planned["migrations"]]
@@ -400,11 +388,9 @@ def test_a_plan_adds_up_a_group_and_estimates_one_stop(
     rekey("apply", "--group", GROUP, "--plan", str(tmp_path / "plan.json"))
 
 
-def test_a_bundle_names_the_group_and_what_its_members_declare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_names_the_group_and_its_members(tmp_path: Path, commands_on: CommandsOn) -> None:
     project = grouped(tmp_path, 2)
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped")
     rekey("evidence", "export", str(tmp_path / "bundle"), "0001")
     rekey("evidence", "verify", str(tmp_path / "bundle"), code=None)
@@ -413,14 +399,12 @@ def test_a_bundle_names_the_group_and_what_its_members_declare(
     assert json.loads(stated)["predicate"]["group"] == {"name": GROUP, "declarations_sha256": digests}
 
 
-def test_one_script_for_many_tables_is_made_from_a_pattern_and_keeps_what_was_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_script_gets_its_tables_from_a_pattern(tmp_path: Path, commands_on: CommandsOn) -> None:
     """A table that appears later changes nothing; clients and workers find the migration by its id."""
     project = Project(tmp_path)
     for name in ("OrdersDE", "OrdersFR", "People"):
         asyncio.run(project.fill(name, [user("a@b.com"), user("c@b.com")]))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     nothing = rekey("new", "orders", "--each", "Nope*", code=2).err
     assert "no table of the account has a name like Nope*; it has 3 tables" in nothing
     made = Path(rekey("new", "orders", "--each", "orders*", "--json").json["path"])

@@ -140,7 +140,6 @@ def test_index_rows_follow_clients_until_the_handover(posts: Company) -> None:
     posts.assert_in_step()
     for ledger in ledgers:
         assert_told(posts, ledger)
-    assert posts.control is not None
     assert posts.control.maintainer is Maintainer.CLIENTS
     handed_over(posts)
     assert posts.control.maintainer is Maintainer.APPLICATION
@@ -205,7 +204,6 @@ def test_a_client_is_refused_by_another_script_as_long_as_it_maintains_index_tab
 def test_a_migration_without_index_tables_has_nothing_to_hand_over(tmp_path: Path) -> None:
     ours = company(tmp_path, USERS_SCRIPT, [user("ann@example.com")])
     client = complete(ours)
-    assert ours.control is not None
     assert (ours.control.maintainer, ours.control.is_followed) == (None, False)
     ours.do(client.write(Operation(Verb.INSERT, {"PartitionKey": "eu", "RowKey": "free", "Any": 1})))
     assert ours.intents == []
@@ -308,7 +306,6 @@ def test_a_delayed_index_write_is_repaired_until_the_handover(posts: Company) ->
     table = posts.project.tables.table("PostsByTag")
 
     async def write() -> None:
-        assert client.writer is not None
         async with client.lease.operation(writes=True) as permit:
             await client.writer.write_index(table, [Operation(Verb.INSERT_OR_REPLACE, stale)], permit)
             await client.writer.write_index(table, [Operation(Verb.DELETE, stale, "*")], permit)
@@ -436,7 +433,6 @@ def test_a_handover_that_is_killed_is_ended_by_the_next(posts: Company, at: int)
     with posts.killing_the_runner(at):
         handed_over(posts)
     posts.live(70)
-    assert posts.control is not None
     if posts.control.maintained:
         posts.verify()
     handed_over(posts)
@@ -458,7 +454,6 @@ def test_a_completion_that_is_killed_leaves_index_tables_maintained(posts: Compa
         posts.apply(Phase.COMPLETE)
     posts.live(70)
     posts.apply(Phase.COMPLETE)
-    assert posts.control is not None
     assert posts.control.maintained
     posts.live(5)
     posts.settle()

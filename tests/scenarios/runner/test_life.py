@@ -16,7 +16,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import Phase
 from rekey.state.ledger import ledger_id
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.worlds.evidence import exported, with_key
@@ -37,11 +37,6 @@ def project(tmp_path: Path) -> Project:
     made.script(USERS_SCRIPT)
     asyncio.run(made.fill("Users", users()))
     return made
-
-
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
 
 
 def everything(project: Project) -> dict[str, object]:
@@ -323,7 +318,6 @@ def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands
     new = found["new"][0]
     assert new["table"] == "UsersV2"
     row = asyncio.run(project.tables.table("UsersV2").get(EntityKey(new["partition_key"], new["row_key"])))
-    assert row is not None
     assert row["ContactEmail"] == old["RowKey"]
     back = rekey("lookup", "--new", new["partition_key"], new["row_key"], "--reason", "ticket 4711").out
     assert old["RowKey"] in back
@@ -357,15 +351,13 @@ def test_lookup_refuses_reasons_with_the_key(rekey: Commands, project: Project) 
         assert not [event for event in state.audit_events(SCRIPT) if event.event == "lookup"]
 
 
-def test_lookup_finds_the_owner_of_an_index_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lookup_finds_the_owner_of_an_index_row(tmp_path: Path, commands_on: CommandsOn) -> None:
     from tests.worlds.projects import POSTS_SCRIPT
 
     project = Project(tmp_path)
     project.script(POSTS_SCRIPT, "0001_posts.py")
     asyncio.run(project.fill("Posts", [post("first", tags="red,blue"), post("second", tags="red")]))
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     assert "has not begun" in rekey("lookup", "--new", "red", "first", "--reason", "t", code=3).err
     rekey("apply")
     [found] = rekey("lookup", "--new", "blue", "first", "--reason", "t", "--json").json["rows"]

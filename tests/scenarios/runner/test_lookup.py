@@ -15,7 +15,7 @@ from rekey.errors import MachineFailed
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import Row, content_of
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import post, user
 
@@ -36,8 +36,8 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    made = Commands(project, capsys, monkeypatch)
+def rekey(project: Project, commands_on: CommandsOn) -> Commands:
+    made = commands_on(project)
     made("apply")
     return made
 
@@ -118,14 +118,14 @@ def test_nothing_opens_unrecorded(rekey: Commands, project: Project, monkeypatch
     assert said.out == ""
 
 
-def test_a_mapping_in_the_clear_is_answered_and_the_missing_record_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_plain_lookup_reports_a_missing_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands_on: CommandsOn
 ) -> None:
     project = Project(tmp_path)
     project.script(POSTS_SCRIPT, "0001_posts.py")
     asyncio.run(project.fill("Posts", [post("first")]))
     (project.folder / "sealing.key").unlink()
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     rekey("apply")
     rekey("lookup", "--old", "blog", "first", "--reason", "it is about the first", code=0)
     rekey("lookup", "--new", "2024-01", "first", "--reason", "ticket of 2024-01", code=2)

@@ -24,7 +24,7 @@ from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.worlds.company import Company, company
-from tests.worlds.erasure import PLAIN_USERS, SCRIPT, begun, complete, rows_of
+from tests.worlds.erasure import PLAIN_USERS, SCRIPT, Lives, complete, rows_of
 from tests.worlds.evidence import prove
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import post, user
@@ -34,9 +34,9 @@ ROWS = 30
 
 
 @pytest.fixture
-def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def users(lives: Lives) -> Commands:
     """A migration of capture "delta" before the gate of cutover, of more than a few rows."""
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    rekey = lives.begun(USERS_SCRIPT)
     more = [user(f"another{number:02}@mail.example", f"part{number % 3}") for number in range(ROWS - 12)]
     asyncio.run(rekey.project.fill("Users", more))
     rekey("apply")
@@ -136,11 +136,9 @@ def test_cutover_stays_closed_while_source_or_index_is_gone(tmp_path: Path, tabl
         made.close()
 
 
-def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(lives: Lives) -> None:
     """They were inserted after the verification, and the freeze brings them."""
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    rekey = lives.begun(USERS_SCRIPT)
     rows = rekey.project.rows("Users")
     for row in rows:
         asyncio.run(rekey.project.tables.table("Users").delete(key_of(row)))
@@ -230,10 +228,8 @@ def test_rows_that_stand_in_the_target_alone_are_dropped_for_a_reason_on_record(
     assert (event["reason"], event["only_in_target"]) == ("ticket 4711", 1)
 
 
-def test_an_index_that_holds_the_last_copy_is_not_dropped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, POSTS_SCRIPT, capsys, monkeypatch)
+def test_an_index_that_holds_the_last_copy_is_not_dropped(lives: Lives) -> None:
+    rekey = lives.begun(POSTS_SCRIPT)
     rekey("apply")
     for table in ("Posts", "PostsV2"):
         delete(rekey.project, table)
@@ -248,10 +244,8 @@ def test_targets_without_a_row_are_dropped_whatever_became_of_the_source(users: 
     users(*DROP)
 
 
-def test_a_row_that_has_no_target_row_is_no_obstacle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, POSTS_SCRIPT, capsys, monkeypatch)
+def test_a_row_that_has_no_target_row_is_no_obstacle(lives: Lives) -> None:
+    rekey = lives.begun(POSTS_SCRIPT)
     rekey("apply")
     monthless = {name: value for name, value in post("new").items() if name != "Month"}
     asyncio.run(rekey.project.tables.table("Posts").insert(monthless))
@@ -286,11 +280,9 @@ def test_targets_that_are_gone_are_no_obstacle(users: Commands) -> None:
     assert len(users.project.rows("UsersV2")) == ROWS
 
 
-def test_a_copy_that_was_cut_off_can_be_dropped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_was_cut_off_can_be_dropped(lives: Lives) -> None:
     """Rows that are not copied yet are no rows that would be lost."""
-    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    rekey = lives.begun(USERS_SCRIPT)
     for row in rekey.project.rows("UsersV2")[:5]:
         asyncio.run(rekey.project.tables.table("UsersV2").delete(key_of(row)))
     rekey(*DROP)
@@ -318,11 +310,9 @@ def test_from_cutover_it_is_proved_of_what_was_copied_back(users: Commands) -> N
     assert events(users.project, "drop-proved")[-1]["only_in_target"] == 0
 
 
-def test_rows_are_compared_without_the_mapping(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_compared_without_the_mapping(lives: Lives) -> None:
     """Which says of what row each target row is; here it is gone."""
-    rekey = begun(tmp_path, PLAIN_USERS, capsys, monkeypatch)
+    rekey = lives.begun(PLAIN_USERS)
     rekey("apply")
     asyncio.run(rekey.project.tables.table("Users").delete(key_of(rekey.project.rows("Users")[0])))
     asyncio.run(rekey.project.restricted.delete_table(MAPPING_TABLE))

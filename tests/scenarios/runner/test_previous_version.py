@@ -23,7 +23,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner.handover import hand_over
 from rekey.tables.base import SIGNED_S, Operation, Verb
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService, StoredRows
@@ -70,13 +70,11 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def begin(
-    version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Begin:
+def begin(version: str, tmp_path: Path, commands_on: CommandsOn) -> Begin:
     """Return what opens one of the folders for commands, so many seconds later."""
 
     def begun(name: str, later_s: float = DAY) -> Commands:
-        return Commands(left_by(version, name, tmp_path, later_s), capsys, monkeypatch)
+        return commands_on(left_by(version, name, tmp_path, later_s))
 
     return begun
 

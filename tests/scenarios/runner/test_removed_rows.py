@@ -28,7 +28,7 @@ from tests.worlds.erasure import (
     PLAIN_USERS,
     SCRIPT,
     WHY,
-    begun,
+    Lives,
     by_old,
     complete,
     killed,
@@ -55,18 +55,13 @@ DAY_S = 86400
 
 
 @pytest.fixture(params=[USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
-def users(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Commands:
-    return lasting(begun(tmp_path, request.param, capsys, monkeypatch))
+def users(request: pytest.FixtureRequest, lives: Lives) -> Commands:
+    return lasting(lives.begun(request.param))
 
 
 @pytest.fixture
-def sealed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return lasting(begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch))
+def sealed(lives: Lives) -> Commands:
+    return lasting(lives.begun(USERS_SCRIPT))
 
 
 def lasting(rekey: Commands) -> Commands:
@@ -225,12 +220,10 @@ def test_where_it_cannot_be_kept_it_is_not_removed(users: Commands) -> None:
     assert stray(users) == STRAY
 
 
-def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(tmp_path: Path, lives: Lives) -> None:
     at, effects = 1, 0
     while effects >= at - 3:
-        rekey = lasting(begun(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch))
+        rekey = lasting(lives.begun(USERS_SCRIPT, tmp_path / str(at)))
         put(rekey)
         with killed(rekey.project, at) as counted:
             rekey("verify", "--repair", code=None)
@@ -324,7 +317,6 @@ def test_a_row_that_was_removed_twice_is_named_by_its_version(users: Commands) -
     for name in names:
         users("restore-row", name)
         found = stray(users)
-        assert found is not None
         back.add(found["Name"])
         asyncio.run(users.project.tables.table("UsersV2").delete(key_of(STRAY)))
     assert back == {"who-knows", "second"} and kept(users.project) == {}
@@ -406,11 +398,9 @@ def test_while_another_migration_follows_the_table_it_is_refused(users: Commands
     assert stray(users) is None and len(kept(users.project)) == 1
 
 
-def test_erasing_a_person_takes_the_removed_rows_of_theirs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasing_a_person_takes_the_removed_rows_of_theirs(lives: Lives) -> None:
     """Those under keys of theirs, and index rows that point to them; what nobody can identify stays."""
-    posts = lasting(begun(tmp_path, POSTS_SCRIPT, capsys, monkeypatch))
+    posts = lasting(lives.begun(POSTS_SCRIPT))
     main = next(row for row in posts.project.rows("PostsV2") if row["RowKey"] == "somebody-00")
     pointer = {"MainPartitionKey": main["PartitionKey"], "MainRowKey": main["RowKey"]}
     theirs = {"PartitionKey": "stray", "RowKey": "theirs", **pointer}

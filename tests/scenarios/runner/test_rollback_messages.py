@@ -29,11 +29,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def words(text: str) -> str:
     return " ".join(text.split())
 

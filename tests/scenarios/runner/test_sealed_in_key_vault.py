@@ -17,7 +17,7 @@ from rekey.mapping.sealing import ROOT, Wrapped, data_key_row, new_data_key
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.model import EntityKey, content_of
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.key_vault import FIRST, OAEP, URL, Credential, Vault
 from tests.scenarios.runner.test_previous_version import (
     DAY,
@@ -47,25 +47,23 @@ def vault() -> Vault:
 
 
 @pytest.fixture
-def rekey(
-    vault: Vault, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
+def rekey(vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands_on: CommandsOn) -> Commands:
     """A migration that begins with its wrapping key in Key Vault."""
     project = Project(tmp_path)
     with_vault(project, vault, monkeypatch)
     project.script(USERS_SCRIPT)
     asyncio.run(project.fill("Users", [user(f"user{number}@example.com") for number in range(9)]))
     project.clock.advance(3600)
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 @pytest.fixture
-def earlier(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands_on: CommandsOn) -> Commands:
     """A migration that version 0.2.0 began with its wrapping key in Key Vault."""
     project = left_by("0.2.0", "vault", tmp_path, DAY)
     private = load_pem_private_key((PREVIOUS / "0.2.0" / "vault" / "vault.pem").read_bytes(), None)
     with_vault(project, Vault(private=private), monkeypatch)  # type: ignore[arg-type]
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def plant(project: Project, vault: Vault, cohort: str) -> None:
@@ -129,7 +127,6 @@ def test_an_earlier_versions_data_keys_are_proved_once_and_then_no_more(earlier:
 
     async def learn() -> None:
         keyring = (await project.mapping(SCRIPT)).keyring
-        assert keyring is not None
         await keyring.learn([row])
 
     earlier("apply")

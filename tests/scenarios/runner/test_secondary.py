@@ -31,11 +31,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def test_the_plan_packs_both_kinds_into_the_same_batches(rekey: Commands) -> None:
     [plan] = rekey("plan", "--exact", "--json").json["migrations"]
     main, secondary = plan["targets"]

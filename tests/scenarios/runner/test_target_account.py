@@ -19,7 +19,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.run import Options
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
 from tests.scenarios.client.test_lifecycle import (
     assert_kept,
@@ -30,7 +30,7 @@ from tests.scenarios.client.test_lifecycle import (
     own_keys,
 )
 from tests.worlds.company import Company, Ledger, company, traffic
-from tests.worlds.erasure import WHY, begun, by_old, completed, subject
+from tests.worlds.erasure import WHY, Lives, by_old, subject
 from tests.worlds.evidence import exported, with_key
 from tests.worlds.projects import (
     MOVE_SCRIPT,
@@ -151,11 +151,9 @@ def test_a_runner_that_is_killed_while_a_table_moves_goes_on(ours: Company) -> N
 # --- what else is done with rows ----------------------------------------------------------------------------
 
 
-def test_rows_elsewhere_are_looked_up_erased_proved_and_computed_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_the_target_account_are_erased_and_proved(lives: Lives) -> None:
     """Both of a person's rows go, in whichever account; evidence names both accounts and no secret."""
-    rekey = completed(tmp_path, POSTS_ELSEWHERE_SCRIPT, capsys, monkeypatch)
+    rekey = lives.completed(POSTS_ELSEWHERE_SCRIPT)
     row = subject(rekey)
     [found] = rekey("lookup", *by_old(row), *WHY, "--json").json["rows"]
     assert {one["table"] for one in found["new"]} == {"PostsV2@targets", "PostsByTag"}
@@ -174,10 +172,8 @@ def test_rows_elsewhere_are_looked_up_erased_proved_and_computed_again(
     assert not asyncio.run(rekey.project.tables.table_exists("Posts"))
 
 
-def test_a_row_elsewhere_that_a_repair_removed_is_restored_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = begun(tmp_path, USERS_ELSEWHERE_SCRIPT, capsys, monkeypatch)
+def test_a_removed_row_is_restored_in_the_target_account(lives: Lives) -> None:
+    rekey = lives.begun(USERS_ELSEWHERE_SCRIPT)
     config = rekey.project.folder / "rekey.toml"
     config.write_text(config.read_text().replace('retention = "0s"', 'retention = "3d"'))
     table = rekey.project.targets.table("Users@targets")
@@ -191,10 +187,8 @@ def test_a_row_elsewhere_that_a_repair_removed_is_restored_there(
     assert found is not None and content_of(found) == content_of(stray)
 
 
-def test_inspection_names_the_account_that_has_no_such_table(
-    moved: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(moved, capsys, monkeypatch)
+def test_inspect_names_the_account_without_the_table(moved: Project, commands_on: CommandsOn) -> None:
+    rekey = commands_on(moved)
     assert "[targets] endpoint" in rekey("inspect", "Users@targets", code=2).err
     apply(moved)
     assert "Users@targets" in rekey("inspect", "Users@targets").out
@@ -207,12 +201,10 @@ def writes_nothing(project: Project) -> bool:
     return not project.restricted.sent.counts["write"] and not project.targets.sent.counts.total()
 
 
-def test_a_script_with_targets_elsewhere_is_refused_without_the_section(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_needs_its_target_account(tmp_path: Path, commands_on: CommandsOn) -> None:
     project = Project(tmp_path)
     project.script(MOVE_SCRIPT)
-    rekey = Commands(project, capsys, monkeypatch)
+    rekey = commands_on(project)
     for words in (("plan",), ("apply",), ("verify",), ("status",)):
         said = rekey(*words, code=2).err
         assert "0001_users.py, line 6: 0001_users has a table in the account of [targets]" in said

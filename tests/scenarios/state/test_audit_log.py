@@ -13,7 +13,7 @@ from rekey.evidence import keys, log, note, signing
 from rekey.state.audit import AuditEvent
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.worlds.projects import USERS_SCRIPT, Project
 
@@ -23,14 +23,12 @@ TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")
 
 
 @pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
+async def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     project = Project(tmp_path)
     project.script(USERS_SCRIPT)
     rows = [{"PartitionKey": "eu", "RowKey": f"{number}{EMAIL}", "Nm": "n"} for number in range(30)]
     await project.fill("Users", rows)
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def with_key(rekey: Commands) -> keys.PublicKey:

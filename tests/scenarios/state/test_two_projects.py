@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import post, user
 
@@ -30,23 +30,21 @@ migration = Migration(
 
 
 @pytest.fixture
-def first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Project:
+def first(tmp_path: Path, commands_on: CommandsOn) -> Project:
     """A project that is at the gate before cutover."""
     project = Project(tmp_path / "first")
     project.script(USERS_SCRIPT)
     asyncio.run(project.fill("Users", [user(f"user{number}@example.com") for number in range(8)]))
-    Commands(project, capsys, monkeypatch)("apply")
+    commands_on(project)("apply")
     return project
 
 
 @pytest.fixture
-def second(
-    first: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
+def second(first: Project, tmp_path: Path, commands_on: CommandsOn) -> Commands:
     """Another project with the same restricted store, that has begun nothing."""
     project = Project(tmp_path / "second", clock=first.clock)
     project.restricted = first.restricted
-    return Commands(project, capsys, monkeypatch)
+    return commands_on(project)
 
 
 def test_the_second_project_is_told_whose_migration_is_there(first: Project, second: Commands) -> None:
@@ -106,11 +104,9 @@ def test_an_edit_is_reported_without_a_state_file(first: Project, second: Comman
     assert "whose state file was lost and whose script was edited since" in second("apply", code=3).err
 
 
-def test_a_script_that_was_edited_to_need_a_key_is_told_as_edited(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_that_needs_a_key_is_reported(tmp_path: Path, commands_on: CommandsOn) -> None:
     """It has no root key, nor a secret, and needs both now: nobody took them away."""
-    rekey = Commands(Project(tmp_path), capsys, monkeypatch)
+    rekey = commands_on(Project(tmp_path))
     rekey.project.script(PLAIN)
     asyncio.run(rekey.project.fill("Users", [user(f"user{number}@example.com") for number in range(8)]))
     rekey("apply")

@@ -84,11 +84,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def fill(project: Project, rows: int = ROWS, hot: float = 0.5, name: str = "p20x") -> None:
     """Fill the source; a part of its rows lies in one partition."""
     partitions = [name if number < rows * hot else f"p{number % 40:02}" for number in range(rows)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.example_rows import users
 from tests.worlds.plans import fill
 from tests.worlds.projects import USERS_SCRIPT, Project, lived
@@ -16,18 +16,18 @@ OTHER = "ab" * 32
 
 
 @pytest.fixture
-def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     """A migration with a sealed mapping, ready for cutover."""
 
     def live(project: Project) -> None:
         project.script(USERS_SCRIPT)
         asyncio.run(fill(project.tables, "Users", users(60)))
         project.clock.advance(3600)
-        commands = Commands(project, capsys, monkeypatch)
+        commands = commands_on(project)
         commands("apply")
         assert "next rekey apply 0001_users --to cutover" in words(commands("status").out)
 
-    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
+    return commands_on(lived(__name__, tmp_path, live))
 
 
 def words(text: str) -> str:

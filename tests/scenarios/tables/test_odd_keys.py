@@ -27,11 +27,6 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.fixture
-def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(project, capsys, monkeypatch)
-
-
 def names(rekey: Commands, table: str, email: str, name: str) -> dict[str, str]:
     return {row[email]: row[name] for row in rekey.project.rows(table)}
 

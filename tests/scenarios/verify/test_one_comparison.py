@@ -22,7 +22,7 @@ from rekey.runner.stop import Measured, reading_s
 from rekey.verify import first_pass, trace
 from rekey.verify import full as comparison
 from rekey.verify.report import FullReport, TableRead
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import CommandsOn
 from tests.fakes.executors import NAME, inline
 from tests.fakes.faults import Call
 from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project
@@ -84,7 +84,6 @@ def counted(project: Project) -> Iterator[Counter[str]]:
 def last_report(project: Project) -> dict[str, object]:
     with project.session() as session:
         last = session.state.latest_verification(SCRIPT)
-        assert last is not None
         return dict(last.report)
 
 
@@ -317,10 +316,8 @@ def test_reading_is_measured_by_the_last_sitting() -> None:
     assert reading_s(report) == 0
 
 
-def test_a_longer_stop_than_allowed_is_not_begun(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(project, capsys, monkeypatch)
+def test_a_longer_stop_than_allowed_is_not_begun(project: Project, commands_on: CommandsOn) -> None:
+    rekey = commands_on(project)
     rekey("apply", "0001")
     kept(project)
     to_cutover = ("apply", "0001", "--to", "cutover", "--writers-stopped", "--stop-at-most")
@@ -350,10 +347,8 @@ def test_without_a_measurement_no_limit_is_kept_and_none_is_promised(project: Pr
     apply(project, Phase.CUTOVER, STOPPED)
 
 
-def test_apply_says_how_long_the_stop_will_be(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rekey = Commands(project, capsys, monkeypatch)
+def test_apply_says_how_long_the_stop_will_be(project: Project, commands_on: CommandsOn) -> None:
+    rekey = commands_on(project)
     assert f"would have to stop for about {stop.FIXED_S} s" in rekey("apply", "0001").out
     [done] = rekey("apply", "0001", "--json").json["migrations"]
     assert done["stop_seconds"] == stop.FIXED_S

@@ -157,7 +157,6 @@ def test_a_service_that_is_busy_is_told_with_a_code_of_its_own_and_that_nothing_
     for error in (busy, connector):
         response = SyncAnswer(request("POST", "Users"), answer_to_error(error, "Users"))
         refusal = refusal_in(HttpResponseError(response=response))
-        assert refusal is not None
         assert (refusal.status_code, refusal.code, refusal.outcome) == (
             503,
             "unavailable",

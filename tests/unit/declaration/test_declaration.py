@@ -7,7 +7,8 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -47,170 +48,90 @@ def properties(*operations: Any) -> Migration:
     return migration(target=target(properties=operations))
 
 
-WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "bad source": (lambda: migration(source="a-b"), "source", "letter"),
-    "bad target": (lambda: target("1a"), "target.table", "letter"),
-    "bad index": (lambda: index(""), "index.table", "letter"),
-    "reserved table": (lambda: target("tables"), "target.table", "letter"),
-    "target is source": (lambda: migration(target=target("OLD")), "target.table", "new name"),
-    "index is source": (lambda: migration(indexes=[index("old")]), "index[old].table", "new name"),
-    "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "spell it New"),
-    "index twice": (lambda: migration(indexes=[index("Aaa"), index("aaa")]), "index[aaa].table", "new name"),
-    "secondary rows, main rows without a beginning": (
-        lambda: migration(indexes=[secondary()]),
-        "index[New AGE:].row_key",
-        "constant text of its own",
+class Wrong(NamedTuple):
+    make: Callable[[], Any]
+    field: str
+    cure: str
+
+
+WRONG = {
+    "bad source": Wrong(lambda: migration(source="a-b"), "source", "letter"),
+    "bad target": Wrong(lambda: target("1a"), "target.table", "letter"),
+    "bad index": Wrong(lambda: index(""), "index.table", "letter"),
+    "reserved table": Wrong(lambda: target("tables"), "target.table", "letter"),
+    "target is source": Wrong(lambda: migration(target=target("OLD")), "target.table", "new name"),
+    "index is source": Wrong(lambda: migration(indexes=[index("old")]), "index[old].table", "new name"),
+    "index is target": Wrong(lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "spell it New"),
+    "index twice": Wrong(
+        lambda: migration(indexes=[index("Aaa"), index("aaa")]), "index[aaa].table", "new name"
     ),
-    "secondary rows without a beginning": (
-        lambda: shared(secondary("")),
-        "index[New].row_key",
-        "constant text of its own",
+    "secondary rows, main rows without a beginning": Wrong(
+        lambda: migration(indexes=[secondary()]), "index[New AGE:].row_key", "constant text of its own"
     ),
-    "secondary rows with the main rows' beginning": (
-        lambda: shared(secondary("BIB:")),
-        "index[New BIB:].row_key",
-        "give the index a table of its own",
+    "secondary rows without a beginning": Wrong(
+        lambda: shared(secondary("")), "index[New].row_key", "constant text of its own"
     ),
-    "a beginning that begins another": (
-        lambda: shared(secondary("BIB")),
-        "index[New BIB].row_key",
-        "constant text of its own",
+    "secondary rows with the main rows' beginning": Wrong(
+        lambda: shared(secondary("BIB:")), "index[New BIB:].row_key", "give the index a table of its own"
     ),
-    "two kinds of secondary rows with one beginning": (
+    "a beginning that begins another": Wrong(
+        lambda: shared(secondary("BIB")), "index[New BIB].row_key", "constant text of its own"
+    ),
+    "two kinds of secondary rows with one beginning": Wrong(
         lambda: shared(secondary("AGE:"), secondary("AGE:1")),
         "index[New AGE:1].row_key",
         "constant text of its own",
     ),
-    "keep_all and keep": (
+    "keep_all and keep": Wrong(
         lambda: secondary(properties=[props.keep_all(), props.keep("A")]),
         "index[New AGE:].properties",
         "leave one out",
     ),
-    "keep_all in a main target": (
-        lambda: properties(props.keep_all()),
-        "target.properties",
-        "leave props.keep_all out",
+    "unknown capture": Wrong(lambda: migration(capture="snapshot"), "capture", "dual-write"),
+    "unknown mapping": Wrong(lambda: migration(mapping="open"), "mapping", 'write mapping="plain"'),
+    "reverse not bool": Wrong(lambda: migration(reverse="no"), "reverse", "True or"),
+    "no target": Wrong(lambda: migration(target="New"), "target", "Target(…)"),
+    "no index": Wrong(lambda: migration(indexes=["Further"]), "indexes", "Index(…)"),
+    "key is text": Wrong(lambda: target(row_key="RowKey"), "target.row_key", "keys.prop"),
+    "key is a number": Wrong(lambda: index(row_key=3), "index[Further].row_key", "keys.prop"),
+    "key is items": Wrong(lambda: target(row_key=keys.split("A", ",")), "target.row_key", "keys.prop"),
+    "item in target": Wrong(lambda: target(row_key=ROW + keys.item()), "target.row_key", "Index"),
+    "item without each": Wrong(lambda: index(row_key=keys.item()), "index[Further].row_key", "each="),
+    "each without item": Wrong(
+        lambda: index(each=keys.split("A", ",")), "index[Further].each", "keys.item()"
     ),
-    "unknown capture": (lambda: migration(capture="snapshot"), "capture", "dual-write"),
-    "unknown mapping": (lambda: migration(mapping="open"), "mapping", 'write mapping="plain"'),
-    "reverse not bool": (lambda: migration(reverse="no"), "reverse", "True or"),
-    "no target": (lambda: migration(target="New"), "target", "Target(…)"),
-    "no index": (lambda: migration(indexes=["Further"]), "indexes", "Index(…)"),
-    "key is text": (lambda: target(row_key="RowKey"), "target.row_key", "keys.prop"),
-    "key is a number": (lambda: index(row_key=3), "index[Further].row_key", "keys.prop"),
-    "key is items": (lambda: target(row_key=keys.split("A", ",")), "target.row_key", "keys.prop"),
-    "item in target": (lambda: target(row_key=ROW + keys.item()), "target.row_key", "Index"),
-    "item without each": (lambda: index(row_key=keys.item()), "index[Further].row_key", "each="),
-    "each without item": (lambda: index(each=keys.split("A", ",")), "index[Further].each", "keys.item()"),
-    "each is no split": (
-        lambda: index(each=keys.prop("A"), row_key=keys.item()),
-        "index[Further].each",
-        "keys.split",
+    "each is no split": Wrong(
+        lambda: index(each=keys.prop("A"), row_key=keys.item()), "index[Further].each", "keys.split"
     ),
-    "item in each": (
+    "item in each": Wrong(
         lambda: index(each=keys.split(keys.item(), ","), row_key=keys.item()),
         "index[Further].each",
         "split a property",
     ),
-    "pointer kept": (
-        lambda: index(properties=[props.keep("MainRowKey")]),
-        "index[Further].properties",
-        "another name",
+    "pointer kept": Wrong(
+        lambda: index(properties=[props.keep("MainRowKey")]), "index[Further].properties", "another name"
     ),
-    "pointer made": (
+    "pointer made": Wrong(
         lambda: index(properties=[props.copy("A", to="MainPartitionKey")]),
         "index[Further].properties",
         "another name",
     ),
-    "properties are no list": (
-        lambda: target(properties=props.drop("A")),
-        "target.properties",
-        "properties=[",
+    "properties are no list": Wrong(
+        lambda: target(properties=props.drop("A")), "target.properties", "properties=["
     ),
-    "no operation": (lambda: properties("Ssn"), "target.properties", "props."),
-    "one name twice": (
-        lambda: properties(props.copy("A", to="C"), props.rename("B", "C")),
-        "target.properties",
-        "different names",
+    "drop in an index": Wrong(
+        lambda: index(properties=[props.drop("A")]), "index[Further].properties", "leave"
     ),
-    "set and copy": (
-        lambda: properties(props.copy("A", to="C"), props.set("C", 1)),
-        "target.properties",
-        "different names",
+    "cast in an index of what it has not": Wrong(
+        lambda: index(properties=[props.cast("A", "int64")]), "index[Further].properties", "props.keep"
     ),
-    "two keeps": (
-        lambda: properties(props.keep("A"), props.keep("B")),
-        "target.properties",
-        "one props.keep",
+    "no way back to the row key": Wrong(
+        lambda: migration(target=target(row_key=keys.lower("RowKey"))), "reverse", 'props.copy("RowKey", to='
     ),
-    "keep and drop": (lambda: properties(props.keep("A"), props.drop("B")), "target.properties", "leave"),
-    "drop in an index": (
-        lambda: index(properties=[props.drop("A")]),
-        "index[Further].properties",
-        "leave",
+    "no way back to the partition key": Wrong(
+        lambda: migration(target=target(partition_key=keys.prop("Month"))), "reverse", "reverse=False"
     ),
-    "dropped twice": (lambda: properties(props.drop("A"), props.drop("A")), "target.properties", "once"),
-    "renamed twice": (
-        lambda: properties(props.rename("A", "B"), props.rename("A", "C")),
-        "target.properties",
-        "one",
-    ),
-    "rename of dropped": (
-        lambda: properties(props.drop("A"), props.rename("A", "B")),
-        "target.properties",
-        "props.drop",
-    ),
-    "rename of kept": (
-        lambda: properties(props.keep("A"), props.rename("A", "B")),
-        "target.properties",
-        "props.keep",
-    ),
-    "set of dropped": (
-        lambda: properties(props.drop("A"), props.set("A", 1)),
-        "target.properties",
-        "props.set",
-    ),
-    "copy onto kept": (
-        lambda: properties(props.keep("A"), props.copy("B", to="A")),
-        "target.properties",
-        "another name",
-    ),
-    "cast of dropped": (
-        lambda: properties(props.drop("A"), props.cast("A", "int64", was="int32")),
-        "target.properties",
-        "new row",
-    ),
-    "cast of renamed": (
-        lambda: properties(props.rename("A", "B"), props.cast("A", "int64", was="int32")),
-        "target.properties",
-        "new row",
-    ),
-    "cast of set": (
-        lambda: properties(props.set("A", 1), props.cast("A", "int64", was="int32")),
-        "target.properties",
-        "props.set",
-    ),
-    "cast twice": (
-        lambda: properties(props.cast("A", "int64", was="int32"), props.cast("A", "string", was="int32")),
-        "target.properties",
-        "one",
-    ),
-    "cast in an index of what it has not": (
-        lambda: index(properties=[props.cast("A", "int64")]),
-        "index[Further].properties",
-        "props.keep",
-    ),
-    "no way back to the row key": (
-        lambda: migration(target=target(row_key=keys.lower("RowKey"))),
-        "reverse",
-        'props.copy("RowKey", to=',
-    ),
-    "no way back to the partition key": (
-        lambda: migration(target=target(partition_key=keys.prop("Month"))),
-        "reverse",
-        "reverse=False",
-    ),
-    "copied key that is cast": (
+    "copied key that is cast": Wrong(
         lambda: migration(
             target=target(
                 row_key=keys.ticks("At"),
@@ -220,18 +141,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
         "reverse",
         "props.copy",
     ),
-    "cast without inverse": (lambda: properties(props.cast("A", "int64")), "reverse", "was="),
-    "part of a key kept": (
-        lambda: target(row_key=keys.keep() + keys.literal("x")),
-        "target.row_key",
-        'keys.prop("RowKey")',
+    "cast without inverse": Wrong(lambda: properties(props.cast("A", "int64")), "reverse", "was="),
+    "part of a key kept": Wrong(
+        lambda: target(row_key=keys.keep() + keys.literal("x")), "target.row_key", 'keys.prop("RowKey")'
     ),
-    "no such account": (
-        lambda: migration(target=target(table="New@elsewhere")),
-        "target.table",
-        '"@targets" after it',
+    "no such account": Wrong(
+        lambda: migration(target=target(table="New@elsewhere")), "target.table", '"@targets" after it'
     ),
-    "key of Timestamp": (
+    "key of Timestamp": Wrong(
         lambda: migration(
             target=target(
                 partition_key=keys.date("yyyy", "Timestamp"),
@@ -241,17 +158,39 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
         "target.partition_key",
         "reverse=False",
     ),
-    "index key of Timestamp": (
+    "index key of Timestamp": Wrong(
         lambda: migration(indexes=[index(partition_key=keys.date("yyyy", "Timestamp"))]),
         "index[Further].partition_key",
         "reverse=False",
     ),
 }
+WRONG_PROPERTIES: dict[str, tuple[list[Any], str]] = {
+    "keep_all in a main target": ([props.keep_all()], "leave props.keep_all out"),
+    "no operation": (["Ssn"], "props."),
+    "one name twice": ([props.copy("A", to="C"), props.rename("B", "C")], "different names"),
+    "set and copy": ([props.copy("A", to="C"), props.set("C", 1)], "different names"),
+    "two keeps": ([props.keep("A"), props.keep("B")], "one props.keep"),
+    "keep and drop": ([props.keep("A"), props.drop("B")], "leave"),
+    "dropped twice": ([props.drop("A"), props.drop("A")], "once"),
+    "renamed twice": ([props.rename("A", "B"), props.rename("A", "C")], "one"),
+    "rename of dropped": ([props.drop("A"), props.rename("A", "B")], "props.drop"),
+    "rename of kept": ([props.keep("A"), props.rename("A", "B")], "props.keep"),
+    "set of dropped": ([props.drop("A"), props.set("A", 1)], "props.set"),
+    "copy onto kept": ([props.keep("A"), props.copy("B", to="A")], "another name"),
+    "cast of dropped": ([props.drop("A"), props.cast("A", "int64", was="int32")], "new row"),
+    "cast of renamed": ([props.rename("A", "B"), props.cast("A", "int64", was="int32")], "new row"),
+    "cast of set": ([props.set("A", 1), props.cast("A", "int64", was="int32")], "props.set"),
+    "cast twice": ([props.cast("A", "int64", was="int32"), props.cast("A", "string", was="int32")], "one"),
+}
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", [*WRONG, *WRONG_PROPERTIES])
 def test_a_contradiction_is_refused_with_field_and_cure(case: str) -> None:
-    make, field, cure = WRONG[case]
+    if case in WRONG:
+        make, field, cure = WRONG[case]
+    else:
+        operations, cure = WRONG_PROPERTIES[case]
+        make, field = partial(properties, *operations), "target.properties"
     with pytest.raises(InvalidDeclaration) as caught:
         make()
     assert caught.value.field == field

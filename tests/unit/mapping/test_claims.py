@@ -71,7 +71,6 @@ async def test_a_reserved_claim_does_not_pass_on_though_its_row_is_not_there(sto
     with pytest.raises(Collision):
         await store.claim_main(LOWER, MAIN, Owners().still_own)
     owner = await store.owner(MAIN.key)
-    assert owner is not None
     assert owner.source == UPPER
 
 
@@ -79,7 +78,6 @@ async def test_a_claim_without_a_reservation_passes_on_when_its_row_is_gone(stor
     await claimed(store, UPPER)
     await store.claim_main(LOWER, MAIN, Owners().still_own)
     owner = await store.owner(MAIN.key)
-    assert owner is not None
     assert owner.source == LOWER
 
 
@@ -100,7 +98,6 @@ async def test_an_unchanged_reservation_expires(store: MappingStore, monkeypatch
     monkeypatch.setattr(loop, "time", lambda: first_seen + SECONDS + MARGIN_S + 0.1)
     await store.claim_main(LOWER, MAIN, Owners().still_own)
     owner = await store.owner(MAIN.key)
-    assert owner is not None
     assert owner.source == LOWER
 
 
@@ -117,7 +114,6 @@ async def test_a_replacement_row_keeps_its_key(store: MappingStore, monkeypatch:
         await store.claim_main(OTHER, MAIN, Owners(LOWER).still_own)
     await store.claim_main(LOWER, MAIN, Owners(LOWER).still_own)
     owner = await store.owner(MAIN.key)
-    assert owner is not None
     assert owner.source == LOWER
 
 
@@ -148,7 +144,6 @@ async def test_a_runner_awaits_dead_reservation(store: MappingStore, monkeypatch
     await store.claim_main(LOWER, MAIN, Owners().still_own)
     assert sum(slept) > SECONDS + MARGIN_S
     owner = await store.owner(MAIN.key)
-    assert owner is not None
     assert owner.source == LOWER
 
 

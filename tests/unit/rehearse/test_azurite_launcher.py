@@ -50,7 +50,6 @@ def test_it_ends_with_the_process_that_started_it_even_when_that_is_killed() -> 
         "with Azurite() as azurite: print(azurite.port, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = node_of(parent.pid, int(parent.stdout.readline()))
     folder = Path(child.cwd())
     os.kill(parent.pid, signal.SIGKILL)

@@ -31,7 +31,6 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:
             yield process

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -98,169 +98,128 @@ def run_of(phase: Phase, started: str, finished: str | None, outcome: str | None
     return PhaseRun(1, SCRIPT, phase, started, finished, outcome, {})
 
 
+class Situation(NamedTuple):
+    known: Facts
+    sentence: str
+    command: str
+
+
 D, C = ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER
-CASES = [
-    pytest.param(facts(), True, "Nothing has been written", "apply 0001_users", id="not begun"),
-    pytest.param(
+SAFE = {
+    "not begun": Situation(facts(), "Nothing has been written", "apply 0001_users"),
+    "waiting for another": Situation(
         facts(waits_for=(Wait("0000_x", Phase.CUTOVER),)),
-        True,
         "Nothing has been written",
         "apply 0000_x --to cutover",
-        id="waiting for another",
     ),
-    pytest.param(
-        facts(ControlPhase.SOURCE, Phase.PREPARE),
-        True,
-        "Users is the authority",
-        "apply 0001_users",
-        id="prepared",
+    "prepared": Situation(
+        facts(ControlPhase.SOURCE, Phase.PREPARE), "Users is the authority", "apply 0001_users"
     ),
-    pytest.param(
-        facts(D, Phase.DUAL_WRITE), True, "UsersV2 is a copy", "apply 0001_users", id="backfill to come"
-    ),
-    pytest.param(facts(D, Phase.DUAL_WRITE, lease=LIVE), True, "a copy", "status 0001_users", id="at work"),
-    pytest.param(
+    "backfill to come": Situation(facts(D, Phase.DUAL_WRITE), "UsersV2 is a copy", "apply 0001_users"),
+    "at work": Situation(facts(D, Phase.DUAL_WRITE, lease=LIVE), "a copy", "status 0001_users"),
+    "ready for cutover": Situation(
         facts(D, Phase.RECONCILE, verification=verified()),
-        True,
         "a copy",
         "apply 0001_users --to cutover --writers-stopped",
-        id="ready for cutover",
     ),
-    pytest.param(
+    "verification too old": Situation(
         facts(D, Phase.RECONCILE, verification=verified(at="2023-12-31T00:00:00Z")),
-        True,
         "a copy",
         "verify 0001_users --mode full",
-        id="verification too old",
     ),
-    pytest.param(
+    "verified before the way back": Situation(
         facts(D, Phase.RECONCILE, verification=verified(), facts={RETURNED_AFTER: "7"}),
-        True,
         "a copy",
         "verify 0001_users --mode full",
-        id="verified before the way back",
     ),
-    pytest.param(
+    "verified without clients": Situation(
         facts(D, Phase.RECONCILE, verification=verified(), facts={UNFOLLOWED: "7"}),
-        True,
         "a copy",
         "verify 0001_users --mode full",
-        id="verified without clients",
     ),
-    pytest.param(
+    "rows differ": Situation(
         facts(D, Phase.BACKFILL, verification=verified(3)),
-        True,
         "3 rows that differ: cutover stays closed",
         "verify 0001_users --mode full --repair",
-        id="rows differ",
     ),
-    pytest.param(
+    "rows were mended": Situation(
         facts(D, Phase.BACKFILL, verification=replace(verified(3), report={"repair": {}})),
-        True,
         "a copy",
         "verify 0001_users --mode full",
-        id="rows were mended",
     ),
-    pytest.param(
+    "a writer was at work at cutover": Situation(
         facts(
             D,
             Phase.RECONCILE,
             verification=verified(3),
             runs=(run_of(Phase.CUTOVER, HOUR_AGO, NOW, "WriterAtWork"),),
         ),
-        True,
         "Users was still written during the last cutover",
         "apply 0001_users",
-        id="a writer was at work at cutover",
     ),
-    pytest.param(
+    "two rows share a key": Situation(
         facts(D, Phase.BACKFILL, runs=(run_of(Phase.RECONCILE, HOUR_AGO, NOW, "Collision"),)),
-        True,
         "a copy",
         "plan 0001_users --exact --show-keys",
-        id="two rows share a key",
     ),
-    pytest.param(
-        facts(D, Phase.DUAL_WRITE, lease=LIVE, paused=True), True, "a copy", "resume", id="at work, paused"
-    ),
-    pytest.param(
+    "at work, paused": Situation(facts(D, Phase.DUAL_WRITE, lease=LIVE, paused=True), "a copy", "resume"),
+    "freeze in progress": Situation(
         facts(ControlPhase.FREEZE, Phase.RECONCILE, lease=LIVE),
-        True,
         "in progress: writes wait",
         "status 0001_users",
-        id="freeze in progress",
     ),
-    pytest.param(
-        facts(ControlPhase.FREEZE, Phase.RECONCILE),
-        False,
-        "A cutover was cut off and left the freeze behind",
-        "apply 0001_users",
-        id="freeze left behind by a cutover",
+    "cut over": Situation(
+        facts(C, Phase.CUTOVER), "there is a way back", "apply 0001_users --to complete --yes 0001_users"
     ),
-    pytest.param(
-        facts(ControlPhase.FREEZE, Phase.CUTOVER, control=control(ControlPhase.FREEZE, came_from=C)),
-        False,
-        "A rollback was cut off and left the freeze behind",
-        "apply 0001_users",
-        id="freeze left behind by a rollback",
-    ),
-    pytest.param(
-        facts(C, Phase.CUTOVER),
-        True,
-        "there is a way back",
-        "apply 0001_users --to complete --yes 0001_users",
-        id="cut over",
-    ),
-    pytest.param(
+    "cut over without a way back": Situation(
         facts(C, Phase.CUTOVER, declared=replace(DECLARED, migration=replace(USERS, reverse=False))),
-        True,
         "There is no way back",
         "apply 0001_users --to complete --yes 0001_users",
-        id="cut over without a way back",
     ),
-    pytest.param(
+    "complete": Situation(
         facts(ControlPhase.COMPLETE, Phase.COMPLETE),
-        True,
         "rollback is no longer possible",
         "retire 0001_users --table Users",
-        id="complete",
     ),
-    pytest.param(
+    "complete, without evidence": Situation(
         facts(ControlPhase.COMPLETE, Phase.COMPLETE, events=()),
-        True,
         "rollback is no longer possible",
         "evidence export evidence-0001_users 0001_users",
-        id="complete, without evidence",
     ),
-    pytest.param(facts(ControlPhase.RETIRED, Phase.RETIRE), True, "Users is deleted", "", id="retired"),
-    pytest.param(
-        facts(None, Phase.RECONCILE),
-        False,
-        "the restricted store does not know it",
-        "status 0001_users",
-        id="lost",
-    ),
-    pytest.param(
-        facts(None, Phase.RECONCILE, unreachable="the store is down"),
-        False,
-        "Not known: the store is down",
-        "status 0001_users",
-        id="unreachable",
-    ),
-    pytest.param(
+    "retired": Situation(facts(ControlPhase.RETIRED, Phase.RETIRE), "Users is deleted", ""),
+    "edited": Situation(
         facts(D, Phase.RECONCILE, declared=replace(DECLARED, digest="other")),
-        True,
         "the script was edited",
         "show 0001_users --script",
-        id="edited",
     ),
-]
+}
+UNSAFE = {
+    "freeze left behind by a cutover": Situation(
+        facts(ControlPhase.FREEZE, Phase.RECONCILE),
+        "A cutover was cut off and left the freeze behind",
+        "apply 0001_users",
+    ),
+    "freeze left behind by a rollback": Situation(
+        facts(ControlPhase.FREEZE, Phase.CUTOVER, control=control(ControlPhase.FREEZE, came_from=C)),
+        "A rollback was cut off and left the freeze behind",
+        "apply 0001_users",
+    ),
+    "lost": Situation(
+        facts(None, Phase.RECONCILE), "the restricted store does not know it", "status 0001_users"
+    ),
+    "unreachable": Situation(
+        facts(None, Phase.RECONCILE, unreachable="the store is down"),
+        "Not known: the store is down",
+        "status 0001_users",
+    ),
+}
 
 
-@pytest.mark.parametrize(("known", "safe", "sentence", "command"), CASES)
-def test_each_state_has_a_verdict(known: Facts, safe: bool, sentence: str, command: str) -> None:
+@pytest.mark.parametrize("case", [*SAFE, *UNSAFE])
+def test_each_state_has_a_verdict(case: str) -> None:
+    known, sentence, command = {**SAFE, **UNSAFE}[case]
     status = judge(known)
-    assert status.verdict.safe is safe
+    assert status.verdict.safe is (case in SAFE)
     assert sentence in status.verdict.sentence
     assert status.verdict.command == command
     assert status.as_json()["next"]["command"] == (f"rekey {command}" if command else "")
@@ -313,7 +272,6 @@ def test_a_backfill_at_work_has_rate_and_end() -> None:
         facts={"estimated_rows": "10800"},
     )
     copied = judge(known).backfill
-    assert copied is not None
     assert (copied.rows, copied.segments_done, copied.segments) == (7200, 1, 2)
     assert (copied.rate, copied.seconds_left) == (2.0, 1800.0)
 
@@ -326,7 +284,6 @@ def test_no_rate_is_made_up_when_nobody_knows_how_long_a_killed_run_worked() -> 
         segments=(Segment(1, SCRIPT, "backfill", rows=3600),),
     )
     copied = judge(known).backfill
-    assert copied is not None
     assert (copied.rate, copied.seconds_left) == (None, None)
 
 
@@ -558,18 +515,15 @@ async def test_intents_of_clients_that_do_not_beat_any_more_are_abandoned() -> N
     rows = [row("live", now), row("silent", began), row("over", began - 3600 * SECOND)]
     soon = await _intents(memory, SCRIPT, rows, now)
     assert (soon.depth, soon.kept) == (5, 1)
-    assert soon.abandoned is not None
     assert (soon.abandoned.intents, soon.abandoned.clients) == (3, 2)
     assert soon.abandoned.due_at == began + 50 * SECOND
     later = await _intents(memory, SCRIPT, rows, began + 36 * SECOND)
-    assert later.abandoned is not None
     assert (later.abandoned.intents, later.abandoned.clients) == (5, 4)
     [intent] = [one async for page in journal.scan() for one in page if one.client_id == "ended"]
     clock.advance(60)
     assert await journal.claim(intent, "live", 1, 20.0)
     claimed = await _intents(memory, SCRIPT, rows, began + 100 * SECOND)
     assert claimed.oldest_at == began, "trying again makes nothing younger"
-    assert claimed.abandoned is not None
     assert claimed.abandoned.since == began
 
 
@@ -627,7 +581,6 @@ async def test_delta_reads_no_clients(memory: MemoryTableService, clock: FakeClo
         found = await read_facts(
             Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL
         )
-        assert found.store.intents is not None
         assert found.store.intents.depth == 2
         await Registry(memory, SCRIPT).delete(WEB.client_id, {"writes": 5})
         gone = await read_facts(Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL)
@@ -658,7 +611,6 @@ async def test_a_killed_runner_is_idle(memory: MemoryTableService, clock: FakeCl
         known = await read_facts(
             Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL
         )
-        assert known.store.lease is not None
         assert known.store.lease.killed is not known.at_work
         memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), times=100))
         away = await read_facts(Sources(config, {SCRIPT: DUAL}, state, Accounts(memory, memory), clock), DUAL)

@@ -392,7 +392,6 @@ async def test_the_read_timeout_counts_from_the_last_bytes(go_on: Callable[[floa
         asking = asyncio.create_task(client.ask())
         await until(lambda: served.heads)
         used = client.used
-        assert used is not None
         for _ in pieces:
             go_on(60)
             progress_at = used._progress_at
@@ -426,7 +425,6 @@ async def test_the_time_for_an_answer_does_not_run_while_a_request_goes_out(
             asking = asyncio.create_task(client.ask(method="POST", body=bytes(48 * MB)))
             await until(lambda: client.used is not None)
             used = client.used
-            assert used is not None
             for number in range(1, 6):
                 unsent = used._buffered()
                 assert unsent > 0
@@ -538,7 +536,6 @@ async def test_a_connection_closed_while_idle_is_not_used() -> None:
         for _ in range(3):
             await client.ask()
             used = client.used
-            assert used is not None
             await until(lambda used=used: not used.usable)
     assert served.made == 3
 
@@ -689,7 +686,6 @@ async def test_a_tunnel_hides_the_proxys_password(secured: bool, before: bytes, 
             body = bytes(range(256)) * 4096
             for _ in range(2):
                 assert (await client.ask(method="POST", body=body)).body == body
-            assert client.used is not None
             assert client.used.get_extra_info("ssl_object").version().startswith("TLSv1.")
     target, words = f"127.0.0.1:{served.port}", base64.b64encode(b"me:secret").decode()
     assert by.heads == [
