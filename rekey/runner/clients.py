@@ -24,6 +24,7 @@ from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.refusals import refusal
 from rekey.runner.run import OPEN_S, WRITING_S, Run
+from rekey.status.notes import note
 from rekey.tables.answers import NOT_SENT
 
 T = TypeVar("T")
@@ -226,8 +227,7 @@ async def forget_ended(run: Run) -> None:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
         # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
-        text = "rows of clients that ended could not be removed; the next command tries again"
-        run.progress.note(text, "clients-not-purged")
+        note(run.progress, "clients-not-purged")
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
@@ -288,8 +288,7 @@ async def unfrozen(run: Run) -> ControlRow | None:
     # Without waiting for clients first, unlike `move`: the same rules hold on both sides of the freeze, so a
     # client that has not seen it does no harm.
     row = await run.control.move(ControlPhase.FREEZE, back_to)
-    text = f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
-    run.progress.note(text, "freeze-left")
+    note(run.progress, "freeze-left", {"script": run.script_id, "phase": back_to})
     return row
 
 

@@ -35,6 +35,7 @@ from rekey.runner.verification import compares_indexes, context, rows_to_read, v
 from rekey.state.audit import expressible
 from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
+from rekey.status.notes import note
 from rekey.tables.sent import OnTop
 from rekey.verify.context import Keys
 from rekey.verify.count import count
@@ -402,9 +403,7 @@ def verify(
             if report is not None:
                 session.state.audit("verification", script_id, report.as_json())
                 return report
-            drawn = f"a sample of {counted(draw.rows, 'row')}"
-            text = f"{drawn} would ask for more requests than a full verification, which proves more"
-            session.progress.note(f"{text}: a full one is made")
+            note(session.progress, "full-instead-of-sample", {"rows": counted(draw.rows, "row")})
         return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
         session.add_on_top(script_id, OnTop.REPEATS)

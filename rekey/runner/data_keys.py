@@ -10,6 +10,7 @@ from rekey.mapping.sealing import DataKey, SealedKeys, cursors_key, root_fingerp
 from rekey.mapping.store import Keyring
 from rekey.protocol.control import ControlRow
 from rekey.state.store import State
+from rekey.status.notes import note
 
 ROOT_KEY = "root-key"
 
@@ -90,9 +91,5 @@ async def prove_data_keys(
         return
     known.record(keyring.root)
     state.audit("data-keys-proved", script_id, {"cohorts": cohorts})
-    progress.note(
-        f"{script_id}: the data keys {', '.join(cohorts)} of an earlier version have a proof now. They were"
-        " believed: one that somebody planted in the restricted store before would not show",
-        "keys-proved",
-        script_id=script_id,
-    )
+    keys = ", ".join(cohorts)
+    note(progress, "keys-proved", {"script": script_id, "keys": keys}, script_id=script_id)

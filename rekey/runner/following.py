@@ -26,6 +26,7 @@ from rekey.runner.stop import expected_stop_s, keep, measured
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
 from rekey.status.facts import FOLLOWING
+from rekey.status.notes import note
 from rekey.tables.allowance import while_allowed
 
 _LOOK_S = 0.5
@@ -57,17 +58,17 @@ class Follower:
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
         self._keep()
         step = next_step("proceed-stopped" if run.is_delta else "proceed", script=run.script_id)
-        text = f"{run.script_id}: followed since {moment(self.since)}. Next: {step}"
+        code, values = "following", {"script": run.script_id, "since": moment(self.since), "step": step}
         if (window := run.config.follow.window) is not None:
             opens, closes = (moment(format_ticks(at)) for at in window.next(run.clock.ticks()))
-            text += f"; or by itself in the window from {opens} to {closes}"
-        run.progress.note(text, "following", script_id=run.script_id, since=self.since)
+            code, values = "following-with-window", {**values, "opens": opens, "closes": closes}
+        note(run.progress, code, values, script_id=run.script_id, since=self.since)
         if kept and self._heard is not None and self._heard.script_id == run.script_id:
-            text = f"`rekey proceed` of {moment(self._heard.said_at)} counts no more: say it again"
-            run.progress.note(f"{run.script_id}: {text}", "warning")
+            note(
+                run.progress, "proceed-too-old", {"script": run.script_id, "at": moment(self._heard.said_at)}
+            )
         if window is not None and run.is_delta and not run.options.writers_stopped:
-            text = "its window will refuse: only --writers-stopped confirms that nothing writes then"
-            run.progress.note(f"{run.script_id}: {text}", "warning")
+            note(run.progress, "window-refuses", {"script": run.script_id})
 
     def _keep(self) -> None:
         kept = json.dumps({"since": self.since, "refused": self._refusal})
@@ -125,8 +126,8 @@ class Follower:
             self._heard = setting.proceed
             if setting.proceed is not None and setting.proceed.script_id == run.script_id:
                 run.state.audit("proceed", run.script_id, asdict(setting.proceed))
-                text = f"{run.script_id}: `rekey proceed` of {moment(setting.proceed.said_at)} was heard"
-                run.progress.note(text, "proceed-heard", script_id=run.script_id)
+                values = {"script": run.script_id, "at": moment(setting.proceed.said_at)}
+                note(run.progress, "proceed-heard", values, script_id=run.script_id)
                 return Call(setting.proceed)
         window, ticks = run.config.follow.window, run.clock.ticks()
         if window is None:
@@ -179,8 +180,9 @@ class Follower:
             hint = str(after_findings(run.script_id, run.source.name, last.report, following=True))
         self._refusal = tuple(problem.reasons if isinstance(problem, GateClosed) else [problem.what])
         self._keep()
-        text = f"{run.script_id}: {problem.what}. It is followed as before. Next: {hint}"
-        run.progress.note(text, "cutover-refused", script_id=run.script_id, reasons=list(self._refusal))
+        values = {"script": run.script_id, "what": problem.what, "step": hint}
+        reasons = list(self._refusal)
+        note(run.progress, "cutover-refused", values, script_id=run.script_id, reasons=reasons)
 
 
 def _plain(reason: str) -> str:
@@ -220,6 +222,5 @@ async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
         report = (await follow(run, passes=False))[1] if run.is_delta else await verify_full(run)
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json(), following=True)
-            differ = differing(wrong(report), " that ")
-            text = f"full verification found {differ}: the gate of cutover is closed. Next: {step}"
-            run.progress.note(f"{run.script_id}: {text}", "warning")
+            values = {"script": run.script_id, "differing": differing(wrong(report), " that "), "step": step}
+            note(run.progress, "gate-closed-by-differences", values)

@@ -59,6 +59,7 @@ from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
 from rekey.state.store import State
 from rekey.status import pulse
 from rekey.status.facts import Sources, begun_as
+from rekey.status.notes import note
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
@@ -206,7 +207,7 @@ class Session:
         if before is Phase.CUTOVER:
             hint = f"fix what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
             raise GateClosed(before, [text], hint=hint)
-        self.progress.note(f"{script_id}: {text}; the work goes on", "hook-failed", script_id=script_id)
+        note(self.progress, "hook-failed", {"script": script_id, "problem": text}, script_id=script_id)
 
     # --- opening a migration ---------------------------------------------------------------------------
 
@@ -319,8 +320,7 @@ class Session:
             renewed = await mapping.keyring.rewrap()
             if renewed:
                 self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
-                text = f"{renewed} data keys are wrapped with the new wrapping key now"
-                self.progress.note(f"{script_id}: {text}", "keys-rewrapped")
+                note(self.progress, "keys-rewrapped", {"script": script_id, "keys": renewed})
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
@@ -354,8 +354,7 @@ class Session:
             service = throttle.service
             is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
-                text = f"rates followed the service; at the end {throttle.describe()}"
-                self.progress.note(f"{run.script_id}: {text}")
+                note(self.progress, "rates", {"script": run.script_id, "rates": throttle.describe()})
             # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
             if not await hand_over(run):
                 await lease.leave()
@@ -401,7 +400,7 @@ class Session:
         """Return the throttles that all migrations share, at the configured rates or the operator's."""
 
         def steered(setting: Steering, is_new: bool) -> None:
-            self.progress.note(f"from now on: {setting.as_text()}", "steered")
+            note(self.progress, "steered", {"setting": setting.as_text()})
             if is_new:
                 self.state.audit(_STEERED, None, asdict(setting))
 

@@ -39,6 +39,7 @@ from rekey.status.facts import (
     is_unfollowed,
     verification_problem,
 )
+from rekey.status.notes import note
 from rekey.tables.allowance import while_allowed
 from rekey.verify.bucket_digests import Partial
 from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, never
@@ -259,14 +260,13 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         # An older verification opens no gate in any case.
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
-            text = f"the verification begun at {stored.begun_at} goes on after {_rows_read(work):,} rows"
-            run.progress.note(f"{run.script_id}: {text}", "verification-resumed")
+            values = {"begun_at": stored.begun_at, "rows": f"{_rows_read(work):,}"}
+            note(run.progress, "verification-resumed", {"script": run.script_id, **values})
             return work
     except StateUnusable:
         pass  # unreadable digests are treated as those of another basis
     run.state.keep_digests(run.script_id, None)
-    text = "an earlier verification cannot be continued; this one begins anew"
-    run.progress.note(f"{run.script_id}: {text}", "verification-anew")
+    note(run.progress, "verification-anew", {"script": run.script_id})
     return None
 
 
@@ -349,9 +349,7 @@ async def closed_by_difference(run: Run) -> list[str]:
     # A client that was given up may have written without the last verification seeing it.
     until = await heard_of_until(run)
     if until is not None:
-        text = "a client was given up that had not ended in order, and may be heard of until"
-        note = f"{run.script_id}: {text} {format_ticks(until)}: everything is compared first"
-        run.progress.note(note, "compares-first")
+        note(run.progress, "compares-first", {"script": run.script_id, "until": format_ticks(until)})
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
     divergences = 0 if last is None else last.divergences

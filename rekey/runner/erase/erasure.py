@@ -37,6 +37,7 @@ from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
+from rekey.status.notes import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,7 @@ def erase(
                 scope = Scope(recorded["searched"], recorded.get("with_targets", False))
                 again = await find_all([Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
                 await _carry_out(run, now, again, scope, event.seq)
-                note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
-                run.progress.note(note, "erasure-finished")
+                note(run.progress, "erasure-finished", {"day": event.at[:10]})
         subjects = await find_all(request.queries, request.scope)
         refuse(subjects.keys)
         tell(subjects.targets)

@@ -15,6 +15,7 @@ from rekey.runner.clients import Deadline
 from rekey.runner.remaining import closed_by_tables
 from rekey.runner.run import Counters, Run, of_member
 from rekey.runner.verification import closed_by_difference, last_number
+from rekey.status.notes import note
 
 # Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
@@ -97,8 +98,7 @@ async def _drain(run: Run) -> int:
     # never be ended by any command.
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
-        text = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
-        run.progress.note(text, "intent-given-up")
+        note(run.progress, "intent-given-up", {"script": run.script_id, "what": error.what})
 
     return await clients.drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 

@@ -49,6 +49,7 @@ from rekey.runner.verification import (
 )
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
+from rekey.status.notes import note
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
@@ -304,8 +305,7 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        text = "the control row still says `freeze`; the next `rekey` command on it puts it back"
-        run.progress.note(text, "freeze-left-behind")
+        note(run.progress, "freeze-left-behind")
         return False
     return True
 

@@ -9,6 +9,7 @@ from rekey.runner.clients import forget_ended, heard_of_until, move, read_client
 from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
+from rekey.status.notes import note
 
 
 async def gate(run: Run) -> list[str]:
@@ -32,9 +33,7 @@ async def run(run: Run) -> Counters:
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await read_clients(run)).live)
     if not clients:
-        missing = f"{run.script_id}: no client of the application is registered; what is written to"
-        text = f"{missing} {run.source.name} now is not followed, and verification will find it"
-        run.progress.note(text, "warning")
+        note(run.progress, "unfollowed", {"script": run.script_id, "source": run.source.name})
     return {"clients": clients}
 
 

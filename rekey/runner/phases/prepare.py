@@ -16,6 +16,7 @@ from rekey.runner.clients import until_quiet
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
+from rekey.status.notes import note
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
@@ -101,15 +102,13 @@ async def _try_odd_keys(run: Run, name: str) -> None:
         finally:
             await run.tables.delete_table(name)
     except CredentialRefused:
-        text = "odd keys were not tried: the credential may not make a table of its own"
-        run.progress.note(f"{account.name}: {text}; `rekey doctor --live` tries them", "odd-keys-untried")
+        note(run.progress, "odd-keys-untried", {"account": account.name})
         return
     if misread.in_queries:
         raise refusal("keys-misread", account=account, keys=", ".join(misread.in_queries))
     if misread.at_addresses:
-        text = f"addresses of rows are misread on the way to {account.name}, of keys with"
-        done = "such rows are read by queries, and written by transactions"
-        run.progress.note(f"{text} {', '.join(misread.at_addresses)}: {done}", "addresses-misread")
+        keys = ", ".join(misread.at_addresses)
+        note(run.progress, "addresses-misread", {"account": account.name, "keys": keys})
 
 
 async def undo(run: Run) -> None:

@@ -1,0 +1,34 @@
+"""The notes of the runner: code and figures in, one sentence of `notes.toml` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from rekey.core.progress import Progress
+from rekey.core.texts import Catalogue, catalogue, filled
+
+NO_VALUES: Mapping[str, object] = MappingProxyType({})
+
+
+@cache
+def _texts() -> Catalogue:
+    return catalogue(Path(__file__).with_name("notes.toml"))
+
+
+def note(
+    progress: Progress, code: str, values: Mapping[str, object] = NO_VALUES, /, **figures: object
+) -> None:
+    """Show a note to the operator.
+
+    Args:
+        progress: shows it.
+        code: a key of `notes.toml`.
+        values: by the names in braces in the text; they hold no key.
+        figures: further members of the event in logs.
+    """
+    texts = _texts()[code]
+    [text] = filled(texts, values, "text")
+    progress.note(text, texts.get("event", code), **figures)
