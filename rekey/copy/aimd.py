@@ -37,14 +37,32 @@ Place = tuple[str, Hashable]
 
 
 @dataclass(slots=True, eq=False)
+class RateWindow:
+    """The answers and entities that a limit is judged by."""
+
+    # When it began, in seconds of any clock.
+    since: float
+    answers: int = 0
+    refused: int = 0
+    entities: float = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether it is over."""
+        return now - self.since >= _WINDOW_S and self.answers >= _LEAST_ANSWERS
+
+    def carried(self, now: float) -> float:
+        """Return the entities a second that were carried in it."""
+        return self.entities / max(_WINDOW_S, now - self.since)
+
+
+@dataclass(slots=True, eq=False)
 class Limit:
     """The rate of one account, kind of request or partition. Rates are in entities a second."""
 
     # The initial rate; growth and the least rate are measured by it.
     begins: float
-    # When its window began, in seconds of any clock.
-    since: float
     rate: float
+    window: RateWindow
     # What the service carried when it last pushed back; None: it never did.
     ceiling: float | None = None
     # Answers to requests that were sent before this do not count.
@@ -55,29 +73,21 @@ class Limit:
     usual: float = _RARE
     # When anything was sent last.
     used: float = field(init=False)
-    # Of this window, like `refused` and `entities`.
-    answers: int = 0
-    refused: int = 0
-    entities: float = 0.0
     # Rate of the window before; None at first.
     carried: float | None = None
     # Answers in windows since the last with refusals.
     clean: int = 0
 
     def __post_init__(self) -> None:
-        self.used = self.since
-
-    def is_due(self, now: float) -> bool:
-        """Tell whether its window is over."""
-        return now - self.since >= _WINDOW_S and self.answers >= _LEAST_ANSWERS
+        self.used = self.window.since
 
     def answered(self, now: float, seconds: float, *, refused: bool) -> bool:
         """Count an answer, unless its request was sent before the rate was halved; tell whether it counts."""
         # As in RFC 6582, whose recovery point does this for a window of TCP.
         if now - seconds < self.cut:
             return False
-        self.answers += 1
-        self.refused += refused
+        self.window.answers += 1
+        self.window.refused += refused
         return True
 
     def is_pushed_back(self, answers: int, refused: int, outside: float = 0.0) -> bool:
@@ -91,7 +101,7 @@ class Limit:
 
     def halve(self, now: float) -> None:
         """Halve the rate, and remember what was carried in the window."""
-        carried = self.entities / max(_WINDOW_S, now - self.since)
+        carried = self.window.carried(now)
         if self.carried is not None:
             # At a low rate one page is a large part of a second; and under repeated halving, while most
             # requests wait for their retry, less is sent than the service would carry.
@@ -105,42 +115,40 @@ class Limit:
     def drain(self, now: float) -> None:
         """Begin a window with what is sent after older requests are gone."""
         self.restart(now)
-        self.cut = self.since = now + _DRAIN_S
+        self.cut = self.window.since = now + _DRAIN_S
 
     def sent(self, now: float, entities: int) -> None:
         """Count entities sent at a time; a negative number takes back those of a refused request."""
         self.used = max(self.used, now)
-        if now >= self.since:
-            self.entities += entities
+        if now >= self.window.since:
+            self.window.entities += entities
 
     def grow(self, now: float) -> None:
         """Raise the rate after a window without push-back."""
-        self.clean = self.clean + self.answers if self.refused < _LEAST_REFUSED else 0
-        if not self.is_settled and self.refused >= _LEAST_REFUSED:
+        window = self.window
+        self.clean = self.clean + window.answers if window.refused < _LEAST_REFUSED else 0
+        if not self.is_settled and window.refused >= _LEAST_REFUSED:
             self.usual = _USUAL
         elif _USUAL * self.clean >= _TO_FORGET:
             self.usual = _RARE
         self.is_settled = True
-        seconds = now - self.since
+        seconds = now - window.since
         # As CUBIC (RFC 9438): back to just below what the service carried, slowly up to it, in full steps
         # beyond. Halving and growing in equal steps alone would give away a quarter of what the service can
         # take.
         if self.ceiling is not None and self.rate < (1 - _NEAR) * self.ceiling:
             self.rate = (1 - _NEAR) * self.ceiling
         # Only a rate that is used shows anything (RFC 7661). Growth is additive (Chiu and Jain 1989).
-        elif self.entities >= _USED * self.rate * seconds:
+        elif window.entities >= _USED * self.rate * seconds:
             # Where refusals are usual, the ceiling may not have been real.
             if self.usual > _RARE or self.ceiling is None or self.rate > (1 + _NEAR) * self.ceiling:
                 self.rate += _STEP * self.begins * min(seconds, _LONGEST_S)
-            elif self.refused < _LEAST_REFUSED:
+            elif window.refused < _LEAST_REFUSED:
                 self.rate += _PROBE * self.ceiling * min(seconds, _LONGEST_S)
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        self.carried = self.entities / max(_WINDOW_S, now - self.since)
-        self.since = now
-        self.answers = self.refused = 0
-        self.entities = 0.0
+        self.carried, self.window = self.window.carried(now), RateWindow(now)
 
 
 class ServiceRates:
@@ -154,7 +162,7 @@ class ServiceRates:
     """
 
     def __init__(self, now: float, account: float, partition: float) -> None:
-        self.account = Limit(account, now, account)
+        self.account = Limit(account, account, RateWindow(now))
         self.kinds: dict[str, Limit] = {}
         self.partitions: dict[Place, Limit] = {}
         self._begins = partition
@@ -182,12 +190,12 @@ class ServiceRates:
         """Count the same entities for their partition, which for a page is known only later."""
         place = (kind, partition)
         if (limit := self.partitions.get(place)) is None:
-            limit = self.partitions[place] = Limit(self._begins, now, self._begins)
+            limit = self.partitions[place] = Limit(self._begins, self._begins, RateWindow(now))
         limit.sent(now, entities)
 
     def _kind(self, now: float, kind: str) -> Limit:
         if (limit := self.kinds.get(kind)) is None:
-            limit = self.kinds[kind] = Limit(self.account.begins, now, math.inf)
+            limit = self.kinds[kind] = Limit(self.account.begins, math.inf, RateWindow(now))
         return limit
 
     def answered(self, now: float, kind: str, partition: Hashable, seconds: float, *, refused: bool) -> None:
@@ -202,13 +210,13 @@ class ServiceRates:
 
     def judge(self, now: float) -> bool:
         """Update all rates when a window is over; tell whether one was halved."""
-        if not self.account.is_due(now):
+        if not self.account.window.is_due(now):
             return False
-        due = {place: limit for place, limit in self.partitions.items() if limit.is_due(now)}
+        due = {place: limit for place, limit in self.partitions.items() if limit.window.is_due(now)}
         hot = {
             place
             for place, limit in due.items()
-            if limit.is_pushed_back(limit.answers, limit.refused, self._share_outside(place))
+            if limit.is_pushed_back(limit.window.answers, limit.window.refused, self._share_outside(place))
         }
         guilty = self._guilty(
             hot | {place for place, limit in self.partitions.items() if not limit.is_settled}

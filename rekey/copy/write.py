@@ -102,6 +102,24 @@ class Copier:
         return [row for row in source_rows if key_of(row) in differing]
 
 
+class _Written:
+    """Wakes the task that waits for another batch, and keeps the first error, which ends all windows."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        if self.error is None:
+            self._event.clear()
+            await self._event.wait()
+        if self.error is not None:
+            raise self.error
+
+
 class BatchWriter:
     """Copies windows, as many at a time as it has room for. Use as an asynchronous context manager."""
 
@@ -124,8 +142,7 @@ class BatchWriter:
         # A dict, not a set: an error ends them in the same order each time.
         self._windows: dict[CopyWindow, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._failed: BaseException | None = None
-        self._wrote = asyncio.Event()
+        self._written = _Written()
 
     async def __aenter__(self) -> BatchWriter:
         return self
@@ -140,11 +157,7 @@ class BatchWriter:
 
     async def progress(self) -> None:
         """Wait until another batch is written or a window ends. Raises the error that ended all windows."""
-        if self._failed is None:
-            self._wrote.clear()
-            await self._wrote.wait()
-        if self._failed is not None:
-            raise self._failed
+        await self._written.wait()
 
     @property
     def has_room(self) -> bool:
@@ -192,7 +205,7 @@ class BatchWriter:
             await self._durable(durable)
         finally:
             self._windows.pop(window)
-            self._wrote.set()
+            self._written.tell()
             if (ended := window.durable) is not None and ended.done() and not ended.cancelled():
                 ended.exception()  # mark it retrieved: the window ended by its own error, so none awaits it
 
@@ -213,8 +226,8 @@ class BatchWriter:
 
     async def _durable(self, durable: asyncio.Future[None]) -> None:
         """Wait until a stage is durable. Raises the error that ended all windows."""
-        if self._failed is not None and not durable.done():
-            raise self._failed
+        if self._written.error is not None and not durable.done():
+            raise self._written.error
         await durable
 
     async def _hand_over(self, window: CopyWindow, buffer: BatchBuffer, writes: Iterator[Write]) -> None:
@@ -268,17 +281,17 @@ class BatchWriter:
         except BaseException as error:  # noqa: BLE001 - the waiting windows must end with any error
             # The first error ends all windows in flight, since a batch may hold rows of several: none will
             # become durable.
-            if self._failed is None:
-                self._failed = error
+            if self._written.error is None:
+                self._written.error = error
                 for window in self._windows:
                     if window.durable is not None and not window.durable.done():
                         window.durable.set_exception(error)
-                self._wrote.set()
+                self._written.tell()
             return
         for window, count in _by_window(batch):
             window.wrote(count)
             self._advance(window.more())
-        self._wrote.set()
+        self._written.tell()
 
     async def _judge(self, buffer: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
         """Count rows inserted, and mark source keys unsettled whose insert found another row. `present`: by

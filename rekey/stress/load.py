@@ -27,7 +27,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.credentials import credential_of
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Timeouts
+from rekey.tables.transport import Network, Timeouts
 
 # Maximum requests in flight; one that is due beyond that is not sent, and counted.
 MOST_WAITING = 256
@@ -128,8 +128,7 @@ def open_loaded(account: Account) -> AzureTableService:
         account.endpoint,
         credential_of(account.name, account_key(account)),
         retry=RetryPolicy(attempts=1, connect_attempts=1),
-        timeouts=Timeouts(read=_ANSWER_SECONDS, service=_ANSWER_SECONDS),
-        connections=MOST_WAITING,
+        network=Network(Timeouts(read=_ANSWER_SECONDS, service=_ANSWER_SECONDS), MOST_WAITING),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
@@ -44,7 +44,7 @@ from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_rang
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
 from rekey.tables.rules import check_batch, check_table_name, too_large
 from rekey.tables.sent import OPERATIONS, RequestKind, Sent
-from rekey.tables.transport import Request, Timeouts, Transport
+from rekey.tables.transport import Network, Request, Transport
 
 _SENDING = {"Content-Type": "application/json", "Prefer": "return-no-content"}
 # Errors that leave an ambiguous write unsettled: a retry met its own effect, or the outcome is unknown.
@@ -81,11 +81,8 @@ class AzureTableService:
         credential: Credential,
         *,
         retry: RetryPolicy | None = None,
-        timeouts: Timeouts | None = None,
-        connections: int = 64,
+        network: Network | None = None,
         clock: Clock | None = None,
-        proxies: Mapping[str, str] | None = None,
-        connection_verify: bool | str = True,
         is_target_account: bool = False,
     ) -> AzureTableService:
         """Return a service; the first request connects.
@@ -94,23 +91,12 @@ class AzureTableService:
             endpoint: `https://ACCOUNT.table.core.windows.net`, or `http://127.0.0.1:PORT/ACCOUNT`.
             credential: from `rekey.tables.credentials`; closed with the service.
             retry: how often, and after which waits, requests are repeated.
-            timeouts: of one attempt.
-            connections: at most this many at a time; further requests wait for one.
+            network: timeouts, proxies and how many connections.
             clock: times the waits between attempts.
-            proxies: address of the proxy by scheme; overrides the environment.
-            connection_verify: whether the server's certificate is checked, or a file of those to trust.
             is_target_account: whether this is the target account.
         """
         endpoint = endpoint.rstrip("/")
-        transport = Transport(
-            endpoint,
-            credential,
-            timeouts=timeouts or Timeouts(),
-            connections=connections,
-            agent=f"rekey/{VERSION}",
-            proxies=proxies or {},
-            verify=connection_verify,
-        )
+        transport = Transport(endpoint, credential, network or Network(), agent=f"rekey/{VERSION}")
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester, is_target_account)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from types import MappingProxyType
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -45,6 +44,19 @@ class Timeouts:
         if service is None:
             return f"{endpoint}/{path}"
         return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={service}"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How the connections to an endpoint are made."""
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    # At most this many at a time; further requests wait for one.
+    connections: int = 64
+    # Address of the proxy by scheme; overrides the environment.
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    # Whether the server's certificate is checked, or a file of those to trust.
+    verify: bool | str = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +108,24 @@ class Transport:
     Args:
         endpoint: the account's endpoint without a trailing slash.
         credential: closed with the transport when it is a token credential.
-        connections: at most this many at a time.
         agent: beginning of the User-Agent; `AZURE_HTTP_USER_AGENT` is appended.
-        proxies: address of the proxy by scheme; overrides the environment.
-        verify: whether the server's certificate is checked, or a file of those to trust.
     """
 
     def __init__(
         self,
         endpoint: str,
         credential: Credential,
+        network: Network,
         *,
-        timeouts: Timeouts,
-        connections: int,
         agent: str,
-        proxies: Mapping[str, str] = MappingProxyType({}),
-        verify: bool | str = True,
     ) -> None:
-        self._endpoint = endpoint
-        parts = urlsplit(endpoint)
-        self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self._endpoint, self._network = endpoint, network
         self._signer = Signer(credential)
-        self.timeouts = timeouts
-        self._connections = connections
-        self._proxy = proxies.get(parts.scheme) or environment_proxy(endpoint)
-        self._verify = verify
+        self._proxy = network.proxies.get(urlsplit(endpoint).scheme) or environment_proxy(endpoint)
         added = os.environ.get("AZURE_HTTP_USER_AGENT", "")
         self._agent = f"{agent} Python/{platform.python_version()} ({sys.platform}) {added}".rstrip()
-        self._id, self._numbers = uuid4(), count()
+        process = uuid4()
+        self._request_ids = (f"{process}-{number}" for number in count())
         self._opened: Connections | None = None
         self._closed = False
         # Called for every answer, with the kind of request, its status (0 where none came in time) and the
@@ -145,7 +147,7 @@ class Transport:
         headers = {
             **request.headers,
             "User-Agent": self._agent,
-            "x-ms-client-request-id": f"{self._id}-{next(self._numbers)}",
+            "x-ms-client-request-id": next(self._request_ids),
         }
 
         def going_out(_: Connection) -> None:
@@ -180,12 +182,18 @@ class Transport:
             outcome = str(failed) if isinstance(failed, TokenUnreachable) else type(failed).__name__
             if self.listener is not None and sending.begun and isinstance(failed, TimeoutError):
                 self.listener(kind, 0, time.monotonic() - started)
-            raise (NoAnswer if sending.begun else NotSent)(outcome, self._shown) from None
+            parts = urlsplit(self._endpoint)
+            shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+            raise (NoAnswer if sending.begun else NotSent)(outcome, shown) from None
         finally:
             self._sendings.discard(sending)
             # Never log a request's address: it holds keys.
             took_ms = 1000 * (time.monotonic() - started)
             _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, took_ms, extra=_EVENT)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self._network.timeouts
 
     @property
     def any_sent(self) -> bool:
@@ -210,11 +218,11 @@ class Transport:
         if self._opened is None:
             self._opened = Connections(
                 self._endpoint,
-                most=self._connections,
+                most=self._network.connections,
                 connect_s=self.timeouts.connect,
                 read_s=self.timeouts.read,
                 proxy=self._proxy,
-                verify=self._verify,
+                verify=self._network.verify,
             )
         return self._opened
 

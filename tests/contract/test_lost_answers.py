@@ -30,7 +30,7 @@ from rekey.tables.azure import AzureTable, AzureTableService
 from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Timeouts
+from rekey.tables.transport import Network, Timeouts
 from tests.asserts.every import every
 from tests.fakes.fault_proxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
 
@@ -75,7 +75,7 @@ async def world(
             f"{proxy.address}/{account.name}",
             SharedKey.of(account.name, account.key),
             retry=RetryPolicy(attempts=ATTEMPTS, connect_attempts=2),
-            timeouts=Timeouts(connect=2.0, read=0.5),
+            network=Network(Timeouts(connect=2.0, read=0.5)),
             clock=waits,
         )
         async with service:
@@ -587,7 +587,7 @@ async def cautious(world: World, azurite: Azurite) -> AsyncIterator[AzureTable]:
         f"{world.proxy.address}/{account.name}",
         SharedKey.of(account.name, account.key),
         retry=RetryPolicy(attempts=ATTEMPTS, repeats_open_writes=False),
-        timeouts=Timeouts(connect=2.0, read=0.5),
+        network=Network(Timeouts(connect=2.0, read=0.5)),
         clock=world.waits,
     ) as service:
         yield service.table(world.table.name)

@@ -11,7 +11,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
-from rekey.tables.transport import Timeouts
+from rekey.tables.transport import Network, Timeouts
 from tests.fakes.fault_proxy import FaultProxy
 
 
@@ -24,7 +24,7 @@ async def test_every_kind_of_request_says_how_long_it_may_take(
         service = AzureTableService.open(
             f"{proxy.address}/{account.name}",
             SharedKey.of(account.name, account.key),
-            timeouts=Timeouts(service=10),
+            network=Network(Timeouts(service=10)),
         )
         async with service:
             table = service.table(table_name("Timed"))

@@ -27,7 +27,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.credentials import Credential
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Timeouts
+from rekey.tables.transport import Network, Timeouts
 from rekey.tables.wire import API_VERSION
 
 SyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | TokenCredential
@@ -310,18 +310,21 @@ def connect(
     # was. In the restricted store both are safe: only this client writes its intents and beats, another
     # client's equal claim is as good as its own, and a write that lands twice is swept or replaced.
     shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
+    network = Network(
+        timeouts_for(settings),
+        proxies=options.get("proxies", {}),
+        verify=options.get("connection_verify", True),
+    )
 
     def opened(
         account: Endpoint, retry: RetryPolicy = shared, *, is_target_account: bool = False
     ) -> AzureTableService:
-        timeouts = timeouts_for(settings)
         return AzureTableService.open(
             account.address,
             account.credential,
             retry=retry,
-            timeouts=timeouts,
+            network=network,
             is_target_account=is_target_account,
-            **options,
         )
 
     return joined(

@@ -18,7 +18,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Table, TableService
 from rekey.tables.credentials import Credential, credential_of
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transport
+from rekey.tables.transport import Network, NoAnswer, NotSent, Request, Timeouts, Transport
 from rekey.tables.wire import COMMON_HEADERS, loads, query_string
 
 PREFIX = "rekeylive"
@@ -43,14 +43,16 @@ def is_stale(name: str, now: str) -> bool:
 
 def opened(account: Account) -> AzureTableService:
     """Open an account's tables, with few and short retries."""
-    return AzureTableService.open(account.endpoint, credential(account), retry=_RETRY, timeouts=_TIMEOUTS)
+    return AzureTableService.open(
+        account.endpoint, credential(account), retry=_RETRY, network=Network(_TIMEOUTS)
+    )
 
 
 @asynccontextmanager
 async def sending(account: Account) -> AsyncIterator[Transport]:
     """Open a transport that sends requests to an account unchanged, once."""
     own = credential(account)
-    transport = Transport(account.endpoint, own, timeouts=_TIMEOUTS, connections=2, agent="rekey")
+    transport = Transport(account.endpoint, own, Network(_TIMEOUTS, connections=2), agent="rekey")
     try:
         yield transport
     finally:

@@ -417,7 +417,7 @@ async def test_answers_of_the_restricted_account_count_only_where_rates_follow_t
         if mapped.service is None:
             assert not mapped._pace.is_crowded
         else:
-            assert mapped.service.account.refused == 50
+            assert mapped.service.account.window.refused == 50
 
 
 async def test_each_account_has_the_rates_by_itself_and_a_refusal_slows_down_its_own() -> None:

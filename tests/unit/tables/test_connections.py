@@ -19,7 +19,7 @@ from rekey.tables import connections as module
 from rekey.tables.answers import Answer
 from rekey.tables.connections import Connection, Connections, Disconnected, Malformed, ProxyRefused
 from rekey.tables.credentials import SharedKey
-from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transport
+from rekey.tables.transport import Network, NoAnswer, NotSent, Request, Transport
 from tests.asserts.every import every
 from tests.unit.tables.test_probe import certificate
 
@@ -732,10 +732,8 @@ async def test_the_transport_separates_not_sent_from_not_answered() -> None:
         transport = Transport(
             endpoint,
             SharedKey("account", b"k"),
-            timeouts=Timeouts(),
-            connections=1,
+            Network(connections=1, **options),
             agent="test/1",
-            **options,
         )
         try:
             await transport.send(Request("PUT", "Users()", "write", body=b"{}"))

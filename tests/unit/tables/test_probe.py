@@ -27,6 +27,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, ask
 from rekey.tables.requests import RetryPolicy
+from rekey.tables.transport import Network
 from tests.fakes.clock import FakeClock
 
 ENDS = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
@@ -153,7 +154,10 @@ async def test_a_client_checks_certificates_as_it_was_told(tmp_path: Path) -> No
         for verify, answered in told:
             key = SharedKey("account", b"k")
             async with AzureTableService.open(
-                endpoint, key, connection_verify=verify, retry=RetryPolicy(attempts=1, connect_attempts=1)
+                endpoint,
+                key,
+                network=Network(verify=verify),
+                retry=RetryPolicy(attempts=1, connect_attempts=1),
             ) as service:
                 with pytest.raises(answered):
                     await service.table("Users").get(EntityKey("p", "r"))

@@ -10,7 +10,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.sent import RequestKind
-from rekey.tables.transport import Timeouts, environment_proxy
+from rekey.tables.transport import Network, Timeouts, environment_proxy
 from tests.asserts.every import every
 from tests.fakes.fault_proxy import Answered, Fault, FaultProxy
 
@@ -53,7 +53,9 @@ async def test_a_given_proxy_precedes_the_environments(monkeypatch: pytest.Monke
     async with FaultProxy("http://127.0.0.1:9") as proxy:
         proxy.faults.append(Fault(answer=Answered(204)))
         async with AzureTableService.open(
-            "http://tables.example/account", SharedKey("account", b"k"), proxies={"http": proxy.address}
+            "http://tables.example/account",
+            SharedKey("account", b"k"),
+            network=Network(proxies={"http": proxy.address}),
         ) as service:
             await service.create_table("Users")
         assert [asked.target for asked in proxy.asked] == ["http://tables.example/account/Tables"]
@@ -84,7 +86,7 @@ async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_atte
         async with AzureTableService.open(
             f"{proxy.address}/account",
             SharedKey("account", b"k"),
-            timeouts=Timeouts(read=0.2),
+            network=Network(Timeouts(read=0.2)),
             retry=RetryPolicy(min_wait=0.01),
         ) as service:
             service.listen(lambda kind, status, _: heard.append((kind, status)), admit)
@@ -96,7 +98,7 @@ async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_atte
 async def test_trusted_certificates_that_cannot_be_read_fail_the_attempt_and_not_the_program() -> None:
     policy = RetryPolicy(attempts=1, connect_attempts=1)
     async with AzureTableService.open(
-        ENDPOINT, SharedKey("account", b"k"), retry=policy, connection_verify="no-such-file.pem"
+        ENDPOINT, SharedKey("account", b"k"), retry=policy, network=Network(verify="no-such-file.pem")
     ) as service:
         with pytest.raises(EndpointDown, match="FileNotFoundError"):
             await service.table("Users").get(EntityKey("p", "r"))
