@@ -14,7 +14,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import SCRIPTS, Shell, command
 from rekey.errors import ExitCode
-from rekey.proxy.running import Listening, access_of, proxying, run, until_told
+from rekey.proxy.running import Listeners, Listening, access_of, proxying, run, until_ended
 from rekey.proxy.tls import certificate_for
 from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
@@ -68,13 +68,10 @@ def proxy(
         project.config,
         chosen,
         access,
-        address,
-        aside,
+        Listeners(address, aside, tls, shared=processes > 1),
         not_followed=others,
-        tls=tls,
-        shared=processes > 1,
     )
-    run(until_told(context, started, limits.drain_s, ends_with_input=number is not None))
+    run(until_ended(context, started, limits.drain_s, ends_with_input=number is not None))
     return ExitCode.DONE
 
 

@@ -76,9 +76,9 @@ def rehearse(
     else:
         declared = open_project(shell).the_one(script, lambda applied: not applied)
         path = declared.path.with_name(f"{declared.script_id}.py")
-    narrate = WithOutput if demo else Briefly
+    narrator = (WithOutput if demo else Briefly)(out)
     report = rehearsed(
-        path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep, narrate=narrate
+        path, rows=rows or ROWS, data=data, seed=seed or 0, narrator=narrator, folder=folder, keep=keep
     )
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
     text = f"\n{report.text()}"

@@ -94,14 +94,16 @@ class Refusals:
 
 
 class MappedCounts:
-    """Rows that were mapped, without refused ones, by part of the reading (`PARTS`).
+    """Rows that were mapped, by part of the reading (`PARTS`).
 
     Attributes:
-        source_rows: source rows.
+        tried: all source rows, refused ones included.
+        source_rows: source rows that were mapped.
         target_rows: rows of each target table.
     """
 
     def __init__(self, tables: int) -> None:
+        self.tried = 0
         self.source_rows = [0 for _ in PARTS]
         self.target_rows = [[0] * tables for _ in PARTS]
 
@@ -160,7 +162,6 @@ class Survey:
         """No request is sent here. Raises MachineFailed when there is no place for temporary files."""
         self.subject, self.mapper, self.options = subject, mapper, options
         migration = subject.declared.migration
-        self.rows = 0
         self.counts = MappedCounts(len(mapper.tables))
         self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.co_located)
         self.gatherer = Gatherer(migration, mapper.map, prices=options.prices)
@@ -185,7 +186,7 @@ class Survey:
             self.packing.end(whole=False)
         for start in range(0, len(rows), self.packing.page_rows):
             self._take(rows[start : start + self.packing.page_rows], part)
-        self.rows += len(rows)
+        self.counts.tried += len(rows)
 
     def _take(self, rows: Sequence[Row], part: int) -> None:
         [targets] = self.mapper.map_tables(rows, self._refusals.add)
@@ -239,14 +240,14 @@ class Survey:
         show_keys, sampled = self.options.show_keys, sum(map(len, sample))
         absent = self.absent if sampled else {}
         return MappingResult(
-            mapped_rows=self.rows,
+            mapped_rows=self.counts.tried,
             sampled_rows=sampled,
             examples=tuple(self._example(*entry) for entry in evenly(mappable, EXAMPLES)),
             collisions=self._search.finish(
                 self.mapper.labels, self._row_id, exact=exact, show_keys=show_keys
             ),
             refused=tuple(
-                explained(refused, self.rows, absent, self.present)
+                explained(refused, self.counts.tried, absent, self.present)
                 for refused in self._refusals.by_frequency(self._row_id, show_keys=show_keys)
             ),
         )

@@ -104,8 +104,8 @@ def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str,
         comp: the addressed part of the resource.
         conditional: whether it has an If-Match, without which an update also inserts.
     """
-    found = OPERATIONS.get(kind, {}).get(method, "s" + NEVER)
-    resource, rights = found[0], frozenset(found[1:])
+    operation = OPERATIONS.get(kind, {}).get(method, "s" + NEVER)
+    resource, rights = operation[0], frozenset(operation[1:])
     if rights == {"u"}:
         return resource, rights if conditional else rights | {"a"}
     return (resource, rights) if kind == "service" or not comp else ("c", frozenset(NEVER))
@@ -120,12 +120,12 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
         RequestRejected: it is refused, with the service's status and code, repeating nothing of the request.
         PolicyUnread: it must be judged again, with policies.
     """
-    said, shown = asked.parameters, asked.headers.get("authorization")
+    query, shown = asked.parameters, asked.headers.get("authorization")
     # Exactly one credential, so that two readers cannot disagree on whose request it is.
-    if shown is not None and "sig" in said:
+    if shown is not None and "sig" in query:
         raise _malformed()
-    if shown is None and "sig" in said:
-        return _by_sas(asked, access, now, sas.read(said))
+    if shown is None and "sig" in query:
+        return _by_sas(asked, access, now, sas.read(query))
     if shown is None:
         raise unauthenticated("It shows no credential.")
     scheme = shown.partition(" ")[0]
@@ -159,12 +159,12 @@ def _by_key(asked: Asked, access: Access, now: float, shown: str) -> Granted:
 
 
 def _by_sas(asked: Asked, access: Access, now: float, signed: sas.Signed) -> Granted:
-    name = _signer(access, signed.text(access.account), signed.said["sig"])
+    name = _signer(access, signed.text(access.account), signed.parameters["sig"])
     if name is None:
         raise unauthenticated("The signature is not valid.")
-    if "si" in signed.said:
+    if "si" in signed.parameters:
         if asked.policies is None:
-            raise PolicyUnread(name, signed.said["tn"])
+            raise PolicyUnread(name, signed.parameters["tn"])
         signed = signed.under(asked.policies)
     if not signed.of_account and asked.table is None and asked.rights:
         raise refused()
@@ -191,10 +191,10 @@ def _by_token(asked: Asked, access: Access, shown: str) -> Granted:
 
 def _signer(access: Access, text: str, signature: str) -> str | None:
     """Return the name of the key that signed a text, or None."""
-    given, signed = signature.encode("utf-8", "surrogatepass"), text.encode("utf-8", "surrogatepass")
+    presented, signed = signature.encode("utf-8", "surrogatepass"), text.encode("utf-8", "surrogatepass")
     for name, key in access.keys.items():
         # In constant time.
-        if hmac.compare_digest(base64.b64encode(hmac.digest(key, signed, "sha256")), given):
+        if hmac.compare_digest(base64.b64encode(hmac.digest(key, signed, "sha256")), presented):
             return name
     return None
 

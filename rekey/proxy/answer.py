@@ -50,7 +50,7 @@ class Reply:
 def is_atom(asked: Incoming) -> bool:
     """Tell whether a write is in Atom, or asks for it; only old versions of the service accept that."""
     formats = (asked.headers.get("content-type", ""), asked.headers.get("accept", ""))
-    return any("atom+xml" in one.lower() and "json" not in one.lower() for one in formats)
+    return any("atom+xml" in accepted.lower() and "json" not in accepted.lower() for accepted in formats)
 
 
 def reply_to_write(
@@ -68,7 +68,9 @@ def reply_to_write(
     """
     requests = (asked,) if batch is None else batch.parts
     answers = [
-        _told(incoming, operation, done_answer(operation, etag, _preference(incoming)), base, account)
+        _as_service_answers(
+            incoming, operation, done_answer(operation, etag, _preference(incoming)), base, account
+        )
         for incoming, operation, etag in zip(requests, write.operations, etags, strict=True)
     ]
     answer = answers[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(answers))
@@ -94,8 +96,8 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
             done = _worded(part, request_id, "")
             # A failed one stands for the whole changeset and is identified by its index.
             own = {"Content-ID": ids[number]} if len(ids) == len(answer.parts) and ids[number] else {}
-            told = {**own, **_ALWAYS, "DataServiceVersion": "3.0;", **done.headers}
-            parts.append((done.status, list(told.items()), done.body))
+            part_headers = {**own, **_ALWAYS, "DataServiceVersion": "3.0;", **done.headers}
+            parts.append((done.status, list(part_headers.items()), done.body))
         content_type, body = write_answers(parts)
         return Reply(answer.status, list({**common, "Content-Type": content_type}.items()), body)
     done = _worded(answer, request_id, headers.get("accept", "application/json"))
@@ -128,11 +130,13 @@ def _preference(asked: Incoming) -> str:
     return text if text in ("return-content", _NO_CONTENT) else ""
 
 
-def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
+def _as_service_answers(
+    asked: Incoming, operation: Operation, answer: Answer, base: str, account: str
+) -> Answer:
     if operation.verb is not Verb.INSERT:
         prefers = _preference(asked) == _NO_CONTENT and operation.verb is not Verb.DELETE
-        told = {"Preference-Applied": _NO_CONTENT} if prefers else {}
-        return replace(answer, headers={**answer.headers, **told})
+        headers = {"Preference-Applied": _NO_CONTENT} if prefers else {}
+        return replace(answer, headers={**answer.headers, **headers})
     path = entity_path(asked.table, operation.key).replace("%27", "'")  # as the service writes it
     headers = {**answer.headers, "Location": f"{base}/{path}"}
     if answer.status == HTTPStatus.NO_CONTENT:
@@ -155,10 +159,10 @@ def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, p
         kept[TIMESTAMP] = unquote(match["time"])
     if level == _NONE:
         return kept
-    told = {"odata.metadata": f"{base}/$metadata#{table}/@Element", ETAG: etag}
+    members = {"odata.metadata": f"{base}/$metadata#{table}/@Element", ETAG: etag}
     if level == _FULL:
-        told |= {"odata.type": f"{account}.{table}", "odata.id": f"{base}/{path}", "odata.editLink": path}
-    return {**told, **kept}
+        members |= {"odata.type": f"{account}.{table}", "odata.id": f"{base}/{path}", "odata.editLink": path}
+    return {**members, **kept}
 
 
 # --- addresses -----------------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ class Readdressing:
     def body(self, body: bytes, content_type: str) -> bytes:
         form = content_type.lower()
         places = self._parts if form.startswith("multipart/") else self._json if "json" in form else self._xml
-        return places.sub(lambda found: found[1] + self._base.encode(), body)
+        return places.sub(lambda match: match[1] + self._base.encode(), body)
 
 
 # --- aliases -------------------------------------------------------------------------------------------
@@ -211,16 +215,18 @@ class Renaming:
 
     def text(self, value: str) -> str:
         """Return a value that names the table, renamed."""
-        return self._name.sub(lambda found: found[1] + self._alias, value, count=1)
+        return self._name.sub(lambda match: match[1] + self._alias, value, count=1)
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        return {name: self.text(one) if name.lower() in _PLACES else one for name, one in headers.items()}
+        return {
+            name: self.text(value) if name.lower() in _PLACES else value for name, value in headers.items()
+        }
 
     def body(self, body: bytes, content_type: str) -> bytes:
         if content_type.startswith("multipart/"):
 
-            def within(found: re.Match[bytes]) -> bytes:
-                return self.text(found[0].decode()).encode()
+            def within(match: re.Match[bytes]) -> bytes:
+                return self.text(match[0].decode()).encode()
 
             return self._metadata.sub(within, self._line.sub(within, body))
         if "json" not in content_type or _NONE in content_type:
@@ -230,8 +236,8 @@ class Renaming:
         except ValueError:
             return body
         rows = document.get("value", ()) if isinstance(document, dict) else ()
-        for one in (document, *rows):
+        for entity in (document, *rows):
             for name in _TOLD:
-                if isinstance(one, dict) and isinstance(one.get(name), str):
-                    one[name] = self.text(one[name])
+                if isinstance(entity, dict) and isinstance(entity.get(name), str):
+                    entity[name] = self.text(entity[name])
         return json.dumps(document, separators=(",", ":")).encode("ascii")

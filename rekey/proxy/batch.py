@@ -11,7 +11,7 @@ from typing import TypeAlias
 from uuid import uuid4
 
 from rekey.errors import RequestRejected
-from rekey.proxy.parse import MAX_HEADERS, Incoming, Kind, inner_target, parse, read_headers
+from rekey.proxy.parse import MAX_HEADERS, Incoming, ResourceKind, inner_target, parse, read_headers
 from rekey.tables.base import MAX_BATCH_OPERATIONS, rejected
 
 _BOUNDARY = re.compile(
@@ -20,7 +20,7 @@ _BOUNDARY = re.compile(
 _BLANK = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _LINE = re.compile(rb"\r?\n")
 _REQUEST = re.compile(r"([A-Z]{1,32}) (\S{1,32768}) HTTP/1\.[01]")
-_WITHIN = (Kind.ROWS, Kind.ROW)
+_WITHIN = (ResourceKind.ROWS, ResourceKind.ROW)
 _HEAD = ("Content-Type: application/http", "Content-Transfer-Encoding: binary")
 # First line, headers and body of a request or a response.
 _Part: TypeAlias = tuple[str, Iterable[tuple[str, str]], bytes]

@@ -30,7 +30,7 @@ from rekey.proxy.answer import Readdressing, Renaming, Reply, is_atom, reply_of,
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
-from rekey.proxy.parse import Incoming, Kind, host_in, parse, unsigned
+from rekey.proxy.parse import Incoming, ResourceKind, host_in, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
 from rekey.proxy.sas import confined, policies_in, refused, unauthenticated
 from rekey.tables.base import rejected
@@ -72,98 +72,106 @@ class Handler:
     holds_restricted: bool
     limits: ProxyLimits
     # The target account, if there is one.
-    elsewhere: Upstream | None = None
+    target_upstream: Upstream | None = None
 
     def __post_init__(self) -> None:
         self._policies: dict[str, tuple[float, Policies]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        began, one = time.monotonic(), _One(request)
+        began, exchange = time.monotonic(), _Exchange(request)
         try:
             async with asyncio.timeout(self.limits.request_s):
-                answered = await self._answered(one)
+                answered = await self._answered(exchange)
         except (RekeyError, TimeoutError) as error:
-            answered = self._refused(one, error)
+            answered = self._refused(exchange, error)
         except ConnectionError:
             raise  # the client is gone
         except Exception as fault:  # noqa: BLE001 - no response shows an exception
             _LOG.error("a request failed in rekey (%s)", type(fault).__name__, extra={"event": "error"})
-            answered = self._refused(one, None)
+            answered = self._refused(exchange, None)
         if self.meter.is_ending:
             # RFC 9112, 9.6: a client that reuses the connection would lose the request that it sends when the
             # process ends.
             answered.force_close()
-        kind = "unread" if one.asked is None else one.asked.kind
-        carried = one.route is not None and one.route.core is not None
+        kind = "unread" if exchange.asked is None else exchange.asked.kind
+        carried = exchange.route is not None and exchange.route.core is not None
         seconds = time.monotonic() - began
         self.meter.count(kind, answered.status, seconds, carried=carried)
         figures = {"status": answered.status, "ms": round(1000 * seconds), "carried": carried}
-        text = "GET" if one.asked is None else one.asked.method
+        text = "GET" if exchange.asked is None else exchange.asked.method
         _LOG.info("%s %s -> %d", text, kind, answered.status, extra={"event": "proxied", "figures": figures})
         return answered
 
-    def _refused(self, one: _One, error: BaseException | None) -> web.StreamResponse:
+    def _refused(self, exchange: _Exchange, error: BaseException | None) -> web.StreamResponse:
         """Return the response to a request that failed; without an error, by a bug in rekey."""
-        if one.streaming is not None and one.streaming.prepared:
+        if exchange.streaming is not None and exchange.streaming.prepared:
             # A partial response must not look complete.
-            if one.request.transport is not None:
-                one.request.transport.abort()
-            return one.streaming
-        table = one.route.table if one.route is not None else ""
-        is_read = one.asked is not None and one.asked.is_read
+            if exchange.request.transport is not None:
+                exchange.request.transport.abort()
+            return exchange.streaming
+        table = exchange.route.table if exchange.route is not None else ""
+        is_read = exchange.asked is not None and exchange.asked.is_read
         answer = error_answer(500, "InternalError", "The server encountered an internal error. Please retry.")
         if error is not None:
             indexed = getattr(error, "index", None) is not None
-            answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
-            content = one.request.content
+            answer = answer_to(error, table, reads=is_read, batch=exchange.batch is not None or indexed)
+            content = exchange.request.content
             if (
-                one.request.body_exists
+                exchange.request.body_exists
                 and not content.is_eof()
                 and isinstance(error, TimeoutError | Ambiguous)
             ):
                 # The account received nothing, or an incomplete body, which it does not apply (RFC 9110,
                 # 15.5.9).
                 answer = error_answer(HTTPStatus.REQUEST_TIMEOUT, _STOPPED, _STOPPED_SAID)
-        if one.route is not None and one.route.alias:
-            answer = _under(answer, table.encode(), one.route.alias.encode())
-        said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
-        is_last = one.asked is None or answer.status == HTTPStatus.REQUEST_TIMEOUT
-        return response_of(reply_of(said, answer, one.batch), close=is_last)
+        if exchange.route is not None and exchange.route.alias:
+            answer = _under(answer, table.encode(), exchange.route.alias.encode())
+        headers = (
+            {"accept": exchange.request.headers.get("Accept", "")}
+            if exchange.asked is None
+            else exchange.asked.headers
+        )
+        is_last = exchange.asked is None or answer.status == HTTPStatus.REQUEST_TIMEOUT
+        return response_of(reply_of(headers, answer, exchange.batch), close=is_last)
 
-    async def _answered(self, one: _One) -> web.StreamResponse:
-        request = one.request
-        one.asked = asked = parse(request.method, request.raw_path, request.headers.items(), self.account)
-        inserts = asked.kind is Kind.ROWS and asked.method == "POST"
-        granted = await self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
+    async def _answered(self, exchange: _Exchange) -> web.StreamResponse:
+        request = exchange.request
+        exchange.asked = asked = parse(
+            request.method, request.raw_path, request.headers.items(), self.account
+        )
+        inserts = asked.kind is ResourceKind.ROWS and asked.method == "POST"
+        granted = await self._judged(
+            exchange, asked, () if inserts or asked.kind is ResourceKind.BATCH else (asked,)
+        )
         self._check_length(int(asked.headers.get("content-length", "0")))
         if asked.headers.get("expect"):
             if asked.headers["expect"].lower() != "100-continue":
                 raise rejected("InvalidHeaderValue", "this expectation is not met", status=417)
             if request.transport is not None:
                 request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if asked.kind is Kind.BATCH:
-            return await self._batch(one, asked)
+        if asked.kind is ResourceKind.BATCH:
+            return await self._batch(exchange, asked)
         if inserts:
             if granted.within is not None:
-                one.asked = asked = replace(asked, content=await self._body(request))
-            await self._judged(one, asked, (asked,))
+                exchange.asked = asked = replace(asked, content=await self._body(request))
+            await self._judged(exchange, asked, (asked,))
         asked = _confined(asked, granted)
-        if asked.kind is Kind.TABLES and asked.method == "POST":
-            return await self._create(one, asked)
+        if asked.kind is ResourceKind.TABLES and asked.method == "POST":
+            return await self._create(exchange, asked)
         if not asked.table:
-            return await self._pass(one, asked, Route(""))
-        one.route = route = self._route(asked.table, one.caller)
+            return await self._pass(exchange, asked, Route(""))
+        exchange.route = route = self._route(asked.table, exchange.caller)
         core = route.core
-        if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
-            if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
-                return await self._delete(one, asked, route, core)
-            return await self._pass(one, asked, route, asked.content or None)
+        if core is None or asked.comp == "acl" or asked.kind is ResourceKind.TABLE:
+            if core is not None and asked.kind is ResourceKind.TABLE and asked.method == "DELETE":
+                return await self._delete(exchange, asked, route, core)
+            return await self._pass(exchange, asked, route, asked.content or None)
         if asked.is_read:
-            return response_of(await self._read(one, asked, route, core))
-        one.asked = asked = replace(asked, content=asked.content or await self._body(request))
-        return response_of(await self._write(one, asked, core, None))
+            return response_of(await self._read(exchange, asked, route, core))
+        exchange.asked = asked = replace(asked, content=asked.content or await self._body(request))
+        return response_of(await self._write(exchange, asked, core, None))
 
-    async def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
+    async def _judged(self, exchange: _Exchange, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
         """Return whose request it is. `operations`: itself or the parts of a batch; none while unknown."""
         resource, rights, keys = "o", set[str](), list[EntityKey | None]()
         for each in operations:
@@ -172,7 +180,7 @@ class Handler:
             rights |= needed
             keys.append(each.key or inserted_key(each))
         known = [key for key in keys if key is not None]
-        request = one.request
+        request = exchange.request
         judged = Asked(
             *(
                 request.method,
@@ -189,15 +197,19 @@ class Handler:
             confines=True,
         )
         try:
-            one.granted = judge(judged, self.access, time.time())
+            exchange.granted = judge(judged, self.access, time.time())
         except PolicyUnread as unread:
             route = self._route(unread.table, unread.name)
             judged = replace(judged, policies=await self._policies_of(route))
-            one.granted = judge(judged, self.access, time.time())
-        if one.granted.within is not None and judged.table and self._route(judged.table, one.caller).alias:
+            exchange.granted = judge(judged, self.access, time.time())
+        if (
+            exchange.granted.within is not None
+            and judged.table
+            and self._route(judged.table, exchange.caller).alias
+        ):
             # Compared as text with new keys, a range of old keys would select other rows.
             raise refused(using=_RANGE_UNDER_ALIAS)
-        return one.granted
+        return exchange.granted
 
     async def _policies_of(self, route: Route) -> Policies:
         """Return the stored access policies of a table, at most `_POLICIES_S` old."""
@@ -214,13 +226,13 @@ class Handler:
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unavailable("the stored access policies could not be read", code=str(response.status))
         try:
-            found = policies_in(body if response.status == HTTPStatus.OK else b"")
+            policies = policies_in(body if response.status == HTTPStatus.OK else b"")
         except ParseError:
             raise unauthenticated("The stored access policy cannot be read.") from None
         if len(self._policies) >= _POLICIES_KEPT:
             self._policies.clear()
-        self._policies[route.table] = time.monotonic(), found
-        return found
+        self._policies[route.table] = time.monotonic(), policies
+        return policies
 
     def _route(self, table: str, caller: str) -> Route:
         """Return a caller's route of a name. Raises RequestRejected for a table of the restricted store."""
@@ -247,10 +259,10 @@ class Handler:
     # --- what passes --------------------------------------------------------------------------------------
 
     async def _pass(
-        self, one: _One, asked: Incoming, route: Route, body: bytes | None = None
+        self, exchange: _Exchange, asked: Incoming, route: Route, body: bytes | None = None
     ) -> web.StreamResponse:
         """Forward a request and its response; a response without addresses is streamed."""
-        request, headers = one.request, passed_on(asked.headers)
+        request, headers = exchange.request, passed_on(asked.headers)
         data: Any = body or None
         if body is None and request.body_exists:
             length = asked.headers.get("content-length")
@@ -262,18 +274,25 @@ class Handler:
             headers["Content-Length"] = "0"
         headers.pop("accept-encoding", None)  # addresses in the response are rewritten
         async with self._upstream_of(route).send(
-            asked.sent_method, self._path(asked, route), headers, data, reads=asked.is_read, token=one.token
+            asked.sent_method,
+            self._path(asked, route),
+            headers,
+            data,
+            reads=asked.is_read,
+            token=exchange.token,
         ) as response:
             if route.alias or _HOLDS_ADDRESSES.search(response.headers.get("Content-Type", "")):
-                return response_of(await self._whole(one, response, route))
+                return response_of(await self._whole(exchange, response, route))
             begun = await response.content.readany()
             if response.content.at_eof():  # it fits into one piece
-                return response_of(Reply(response.status, self._ours(one, response, route), begun))
-            one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
+                return response_of(Reply(response.status, self._ours(exchange, response, route), begun))
+            exchange.streaming = streaming = web.StreamResponse(
+                status=response.status, reason=response.reason
+            )
             if self.meter.is_ending:
                 streaming.force_close()
             headers_back = passed_back(response.headers.items())
-            streaming.headers.extend(self._readdressing(one, route).headers(headers_back))
+            streaming.headers.extend(self._readdressing(exchange, route).headers(headers_back))
             await streaming.prepare(request)
             await streaming.write(begun)
             async for chunk in response.content.iter_any():
@@ -282,94 +301,102 @@ class Handler:
             return streaming
 
     def _upstream_of(self, route: Route) -> Upstream:
-        return self.elsewhere if self.elsewhere and is_elsewhere(route.table) else self.upstream
+        return self.target_upstream if self.target_upstream and is_elsewhere(route.table) else self.upstream
 
     def _path(self, asked: Incoming, route: Route) -> str:
         resource, query, own = asked.resource, unsigned(asked.query), own_name(route.table)
-        if route.alias and asked.kind is Kind.TABLE:
+        if route.alias and asked.kind is ResourceKind.TABLE:
             resource = f"Tables('{own}')"
         elif asked.key is not None and (route.alias or route.core):
             # Azurite reads keys by position and ignores their names.
             resource = entity_path(own, asked.key)
-        elif route.alias and asked.kind is Kind.ROWS:
+        elif route.alias and asked.kind is ResourceKind.ROWS:
             resource = own + ("()" if unquote(resource).endswith("()") else "")
         return f"{resource}?{query}" if query else resource
 
-    def _base(self, one: _One) -> str:
-        prefix = f"/{one.asked.prefix}" if one.asked is not None and one.asked.prefix else ""
-        host = host_in(one.request.raw_path) or one.request.host
-        return f"{one.request.scheme}://{host}{prefix}"
+    def _base(self, exchange: _Exchange) -> str:
+        prefix = f"/{exchange.asked.prefix}" if exchange.asked is not None and exchange.asked.prefix else ""
+        host = host_in(exchange.request.raw_path) or exchange.request.host
+        return f"{exchange.request.scheme}://{host}{prefix}"
 
-    def _readdressing(self, one: _One, route: Route) -> Readdressing:
-        return Readdressing(self._upstream_of(route).endpoint, self._base(one))
+    def _readdressing(self, exchange: _Exchange, route: Route) -> Readdressing:
+        return Readdressing(self._upstream_of(route).endpoint, self._base(exchange))
 
-    def _ours(self, one: _One, response: Any, route: Route) -> list[tuple[str, str]]:
+    def _ours(self, exchange: _Exchange, response: Any, route: Route) -> list[tuple[str, str]]:
         kept = [each for each in passed_back(response.headers.items()) if each[0].lower() != "content-length"]
-        return self._readdressing(one, route).headers(kept)
+        return self._readdressing(exchange, route).headers(kept)
 
-    async def _whole(self, one: _One, response: Any, route: Route) -> Reply:
+    async def _whole(self, exchange: _Exchange, response: Any, route: Route) -> Reply:
         """Return the account's response, read completely, with the client's addresses and table name."""
-        body, headers = await response.read(), self._ours(one, response, route)
+        body, headers = await response.read(), self._ours(exchange, response, route)
         content_type = response.headers.get("Content-Type", "")
         if route.alias:
             renaming = Renaming(own_name(route.table), route.alias)
             headers = list(renaming.headers(dict(headers)).items())
             body = renaming.body(body, content_type)
-        return Reply(response.status, headers, self._readdressing(one, route).body(body, content_type))
+        return Reply(response.status, headers, self._readdressing(exchange, route).body(body, content_type))
 
-    async def _create(self, one: _One, asked: Incoming) -> web.StreamResponse:
-        body = await self._body(one.request)
+    async def _create(self, exchange: _Exchange, asked: Incoming) -> web.StreamResponse:
+        body = await self._body(exchange.request)
         try:
-            one.route = route = self._route(str(loads(body)["TableName"]), one.caller)
+            exchange.route = route = self._route(str(loads(body)["TableName"]), exchange.caller)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
         if route.alias:
             body = b'{"TableName":"%b"}' % own_name(route.table).encode()
-        return await self._pass(one, asked, route, body)
+        return await self._pass(exchange, asked, route, body)
 
-    async def _delete(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> web.StreamResponse:
-        if (refusal := await self._not_accepted(one, asked, route, core)) is not None:
+    async def _delete(
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore
+    ) -> web.StreamResponse:
+        if (refusal := await self._not_accepted(exchange, asked, route, core)) is not None:
             return response_of(refusal)
         await core.deleting_table()
-        return await self._pass(one, asked, route)
+        return await self._pass(exchange, asked, route)
 
     # --- what a client carries ----------------------------------------------------------------------------
 
     async def _read(
-        self, one: _One, asked: Incoming, route: Route, core: ClientCore, body: bytes | None = None
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore, body: bytes | None = None
     ) -> Reply:
         """Read under a permit of the client; `body`: of a query in a batch. The response is read completely
         before the permit is returned, so that no slow reader delays a freeze."""
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
-        if (refusal := await self._not_accepted(one, asked, route, core)) is not None:
+        if (refusal := await self._not_accepted(exchange, asked, route, core)) is not None:
             return refusal
         upstream = self._upstream_of(route)
         path = "$batch" if body is not None else self._path(asked, route)
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for the permit
-            upstream.send(asked.sent_method, path, headers, body, reads=True, token=one.token) as response,
+            upstream.send(
+                asked.sent_method, path, headers, body, reads=True, token=exchange.token
+            ) as response,
         ):
-            reply = await self._whole(one, response, route)
-        if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
+            reply = await self._whole(exchange, response, route)
+        if isinstance(call, Read) and not exchange.token and reply.status in _JUDGED and core.shadows():
             core.shadow(call, reply.status, reply.body)
         return reply
 
-    async def _not_accepted(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> Reply | None:
+    async def _not_accepted(
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore
+    ) -> Reply | None:
         """Return the account's response to a token that may not read this table: such a token must not make
         the proxy a client of the view. None if the account accepts it, or the proxy is a client already."""
-        if not one.token or core.is_open:
+        if not exchange.token or core.is_open:
             return None
         path, headers = f"{own_name(route.table)}()?$top=1", passed_on(asked.headers)
         upstream = self._upstream_of(route)
-        async with upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
-            return None if response.status == HTTPStatus.OK else await self._whole(one, response, route)
+        async with upstream.send("GET", path, headers, None, reads=True, token=exchange.token) as response:
+            return None if response.status == HTTPStatus.OK else await self._whole(exchange, response, route)
 
-    async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
+    async def _write(
+        self, exchange: _Exchange, asked: Incoming, core: ClientCore, batch: Batch | None
+    ) -> Reply:
         requests = (asked,) if batch is None else batch.parts
-        if one.token:
+        if exchange.token:
             text = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
             raise rejected("AuthorizationFailure", text, status=403)
         for each in (asked, *requests):
@@ -389,27 +416,27 @@ class Handler:
         if not isinstance(call, Write):
             raise rejected("NotImplemented", "the operation is not implemented", status=501)
         etags = await core.write(call.operations)
-        return reply_to_write(asked, call, etags, self._base(one), self.account, batch)
+        return reply_to_write(asked, call, etags, self._base(exchange), self.account, batch)
 
-    async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
-        one.asked = asked = replace(asked, content=await self._body(one.request))
+    async def _batch(self, exchange: _Exchange, asked: Incoming) -> web.StreamResponse:
+        exchange.asked = asked = replace(asked, content=await self._body(exchange.request))
         batch = read_batch(asked, self.account)
-        granted = await self._judged(one, asked, batch.parts)
+        granted = await self._judged(exchange, asked, batch.parts)
         batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
-        one.route = route = self._route(batch.table, one.caller) if batch.table else Route("")
+        exchange.route = route = self._route(batch.table, exchange.caller) if batch.table else Route("")
         if route.core is not None and not batch.is_query:
-            one.batch = batch
-            return response_of(await self._write(one, asked, route.core, batch))
+            exchange.batch = batch
+            return response_of(await self._write(exchange, asked, route.core, batch))
         endpoint = self._upstream_of(route).endpoint
         content_type, body = write_batch(batch, lambda part: f"{endpoint}/{self._path(part, route)}")
         sent = replace(asked, headers={**asked.headers, "content-type": content_type})
         if route.core is None:
-            return await self._pass(one, sent, route, body)
-        return response_of(await self._read(one, sent, route, route.core, body))
+            return await self._pass(exchange, sent, route, body)
+        return response_of(await self._read(exchange, sent, route, route.core, body))
 
 
-class _One:
-    """The state of one request."""
+class _Exchange:
+    """One request and what is known about it so far."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
@@ -466,7 +493,7 @@ def inserted_key(asked: Incoming) -> EntityKey | None:
 
 
 def _confined(asked: Incoming, granted: Granted) -> Incoming:
-    if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
+    if granted.within is None or asked.kind is not ResourceKind.ROWS or not asked.is_read:
         return asked
     return replace(asked, query=confined(asked.query, granted.within))
 
@@ -478,9 +505,9 @@ def _under(answer: Answer, table: bytes, alias: bytes) -> Answer:
 
 def response_of(reply: Reply, *, close: bool = False) -> web.Response:
     """Return a reply for aiohttp. `close` the connection if what comes next on it may not be a request."""
-    made = web.Response(status=reply.status, body=reply.body)
-    made.headers.clear()
-    made.headers.extend(reply.headers)
+    response = web.Response(status=reply.status, body=reply.body)
+    response.headers.clear()
+    response.headers.extend(reply.headers)
     if close:
-        made.force_close()
-    return made
+        response.force_close()
+    return response

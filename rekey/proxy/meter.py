@@ -28,7 +28,7 @@ class Meter(Counts):
         """Count an answered request. `carried`: whether a dual-write client carried it."""
         how = "carried" if carried else "passed"
         self.requests[kind, how, status] += 1
-        self._buckets[how, next((one for one in BUCKETS_S if seconds <= one), float("inf"))] += 1
+        self._buckets[how, next((bound for bound in BUCKETS_S if seconds <= bound), float("inf"))] += 1
         self._seconds[how] += seconds  # type: ignore[assignment]
 
     def families(self) -> Iterator[Metric]:

@@ -40,7 +40,7 @@ MAX_PARAMETERS, MAX_HEADERS = 100, 128
 _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """The kind of resource that a request names."""
 
     SERVICE = "service"
@@ -54,12 +54,12 @@ class Kind(StrEnum):
 # What operations need, by kind of resource and method: a type of resource (service, container, object), then
 # rights on it, in the letters of an account SAS. Source: "Create an account SAS", permissions by operation.
 OPERATIONS: Mapping[str, Mapping[str, str]] = {
-    Kind.SERVICE: {"GET": "sr", "PUT": "sw"},
-    Kind.TABLES: {"GET": "cl", "POST": "cc"},
-    Kind.TABLE: {"GET": "cl", "DELETE": "cd"},
-    Kind.ROWS: {"GET": "or", "POST": "oa"},
-    Kind.ROW: {"GET": "or", "PUT": "ou", "MERGE": "ou", "PATCH": "ou", "DELETE": "od"},
-    Kind.BATCH: {"POST": "o"},  # those of its operations, once known
+    ResourceKind.SERVICE: {"GET": "sr", "PUT": "sw"},
+    ResourceKind.TABLES: {"GET": "cl", "POST": "cc"},
+    ResourceKind.TABLE: {"GET": "cl", "DELETE": "cd"},
+    ResourceKind.ROWS: {"GET": "or", "POST": "oa"},
+    ResourceKind.ROW: {"GET": "or", "PUT": "ou", "MERGE": "ou", "PATCH": "ou", "DELETE": "od"},
+    ResourceKind.BATCH: {"POST": "o"},  # those of its operations, once known
 }
 
 
@@ -76,7 +76,7 @@ class Incoming:
     parameters: Mapping[str, str] = field(repr=False)
     # By their names in lower case.
     headers: Mapping[str, str] = field(repr=False)
-    kind: Kind
+    kind: ResourceKind
     # The last segment of the path, as sent; "" for the service itself.
     resource: str = field(repr=False)
     # The name in the resource, "" without one.
@@ -116,14 +116,14 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
     Raises:
         RequestRejected: it can be read in more than one way, or not at all. Repeats nothing of the request.
     """
-    said = read_headers(headers)
-    if "content-length" in said and "transfer-encoding" in said:
+    read = read_headers(headers)
+    if "content-length" in read and "transfer-encoding" in read:
         raise rejected("InvalidHeaderValue", "Content-Length and Transfer-Encoding exclude each other")
-    if said.get("transfer-encoding", "chunked").lower() != "chunked":
+    if read.get("transfer-encoding", "chunked").lower() != "chunked":
         raise rejected("InvalidHeaderValue", "the transfer encoding is not chunked")
-    if not {one.strip().lower() for one in said.get("connection", "").split(",")} <= _CONNECTION:
+    if not {option.strip().lower() for option in read.get("connection", "").split(",")} <= _CONNECTION:
         raise rejected("InvalidHeaderValue", "Connection names a header")
-    if not said.get("content-length", "0").isdigit():
+    if not read.get("content-length", "0").isdigit():
         raise rejected("InvalidHeaderValue", "Content-Length is no number")
     target = origin_form(target)
     if not _TARGET.fullmatch(target) or _BROKEN.search(target):
@@ -131,18 +131,20 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
     path, _, query = target.partition("?")
     if _HIDDEN.search(path):
         raise rejected("InvalidUri", "the path holds an encoded slash, backslash or control character")
-    found = parameters(query)
-    tunnelled = said.get("x-http-method", "").upper()
-    tunnels = "x-http-method" in said  # even if empty: upstream it would be a POST
+    query_parameters = parameters(query)
+    tunnelled = read.get("x-http-method", "").upper()
+    tunnels = "x-http-method" in read  # even if empty: upstream it would be a POST
     if method not in METHODS or (tunnels and (method != "POST" or tunnelled not in _TUNNELLED)):
         raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)
-    prefix, resource = _split(path, found, account)
+    prefix, resource = _split(path, query_parameters, account)
     try:
         decoded = unquote(resource, errors="strict")
     except UnicodeDecodeError:
         raise rejected("InvalidUri", "the path is no UTF-8") from None
     kind, table, key = _named(decoded)
-    asked = Incoming(tunnelled or method, path, query, found, said, kind, resource, table, key, prefix)
+    asked = Incoming(
+        tunnelled or method, path, query, query_parameters, read, kind, resource, table, key, prefix
+    )
     _check_verb(asked)
     if prefix.endswith(_SECONDARY) and not asked.is_read:
         raise rejected("InsufficientAccountPermissions", "Write operations are not allowed.", status=403)
@@ -166,24 +168,24 @@ def origin_form(target: str) -> str:
 
 def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return headers by their names in lower case. Raises RequestRejected for duplicates and for too many."""
-    said: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for number, (name, value) in enumerate(headers):
         if number == MAX_HEADERS:
             raise rejected("InvalidHeaderValue", f"there are more than {MAX_HEADERS} headers", status=431)
         lower = name.lower()
         if not _NAME.fullmatch(name) or not _TEXT.fullmatch(value):
             raise rejected("InvalidHeaderValue", "a header is not written in ASCII")
-        if lower in said and lower not in _LISTS:
+        if lower in by_name and lower not in _LISTS:
             raise rejected("InvalidHeaderValue", "a header is there twice")
-        said.setdefault(lower, []).append(value.strip())
-    return {name: ", ".join(values) for name, values in said.items()}
+        by_name.setdefault(lower, []).append(value.strip())
+    return {name: ", ".join(values) for name, values in by_name.items()}
 
 
 def parameters(query: str) -> dict[str, str]:
     """Return the decoded parameters of a query. Raises RequestRejected, also for ambiguous ones."""
     if query.count("&") >= MAX_PARAMETERS:
         raise rejected("InvalidQueryParameterValue", f"there are more than {MAX_PARAMETERS} parameters")
-    found, names = dict[str, str](), set[str]()
+    values, names = dict[str, str](), set[str]()
     try:
         for part in query.split("&") if query else ():
             name, _, value = part.replace("+", " ").partition("=")
@@ -193,10 +195,10 @@ def parameters(query: str) -> dict[str, str]:
             names.add(lower)
             if (known := name.strip().lower()) in _EXACT and name != known:
                 raise rejected("InvalidQueryParameterValue", "a parameter is not spelled as it must be")
-            found[name] = unquote(value, errors="strict")
+            values[name] = unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise rejected("InvalidQueryParameterValue", "a parameter is no UTF-8") from None
-    return found
+    return values
 
 
 def unsigned(query: str) -> str:
@@ -216,41 +218,45 @@ def inner_target(url: str) -> str:
     return url if url.startswith("/") else f"/{url}"
 
 
-def _split(path: str, found: Mapping[str, str], account: str) -> tuple[str, str]:
+def _split(path: str, query_parameters: Mapping[str, str], account: str) -> tuple[str, str]:
     segments = path.strip("/").split("/", 3) if path.strip("/") else []
     if path.count("/") > 3 or "" in segments:
         raise rejected("InvalidUri", "the path has empty segments")
     prefix = ""
     named = segments[:1] in ([account], [account + _SECONDARY])
-    if named and (len(segments) == 2 or "restype" in found or found.get("comp") in ("properties", "stats")):
+    if named and (
+        len(segments) == 2
+        or "restype" in query_parameters
+        or query_parameters.get("comp") in ("properties", "stats")
+    ):
         prefix, *segments = segments
     if len(segments) > 1:
         raise rejected("InvalidUri", "the path names no resource of this account")
     return prefix, segments[0] if segments else ""
 
 
-def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
+def _named(resource: str) -> tuple[ResourceKind, str, EntityKey | None]:
     if not resource:
-        return Kind.SERVICE, "", None
+        return ResourceKind.SERVICE, "", None
     if resource == "$batch":
-        return Kind.BATCH, "", None
+        return ResourceKind.BATCH, "", None
     if resource in ("Tables", "Tables()"):
-        return Kind.TABLES, "", None
+        return ResourceKind.TABLES, "", None
     if match := _ONE_TABLE.fullmatch(resource):
-        return Kind.TABLE, match["table"], None
+        return ResourceKind.TABLE, match["table"], None
     row = key_in(resource)
     name = resource.removesuffix("()") if row is None else row[0]
     if not _TABLE.fullmatch(name) or name.lower() == "tables":
         raise rejected("InvalidUri", "the path names no resource of a table service")
-    return (Kind.ROWS, name, None) if row is None else (Kind.ROW, name, row[1])
+    return (ResourceKind.ROWS, name, None) if row is None else (ResourceKind.ROW, name, row[1])
 
 
 def _check_verb(asked: Incoming) -> None:
     verbs: Collection[str] = OPERATIONS[asked.kind]
     comp = asked.parameters.get("comp")
-    if asked.kind is Kind.ROWS and comp == "acl":
+    if asked.kind is ResourceKind.ROWS and comp == "acl":
         verbs = ("GET", "PUT")
-    elif comp is not None and asked.kind is not Kind.SERVICE:
+    elif comp is not None and asked.kind is not ResourceKind.SERVICE:
         raise rejected("InvalidQueryParameterValue", "the parameter comp does not apply to this resource")
     if asked.method not in verbs:
         raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)

@@ -117,8 +117,8 @@ def cores_of(
                     f"two migrations name the table {table}",
                     hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
                 )
-            made = plan(prepared, table)
-            cores[table] = ClientCore(made, partial(_connected, config, made))
+            client_plan = plan(prepared, table)
+            cores[table] = ClientCore(client_plan, partial(_connected, config, client_plan))
     return cores
 
 
@@ -126,5 +126,5 @@ def _connected(config: Config, plan: Plan) -> Accounts:
     def endpoint(account: Account) -> Endpoint:
         return Endpoint(account.endpoint, credential_of(account.name, account_key(account)))
 
-    given = {section: endpoint(account) for section, account in config.accounts.items()}
-    return connect(**given, settings=plan.settings, options={})
+    endpoints = {section: endpoint(account) for section, account in config.accounts.items()}
+    return connect(**endpoints, settings=plan.settings, options={})

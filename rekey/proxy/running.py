@@ -64,6 +64,20 @@ def access_of(config: Config) -> Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where a proxy listens."""
+
+    # Where applications connect to.
+    address: Address
+    # Where health and metrics are; None: nowhere.
+    admin: Address | None = None
+    # None: http.
+    tls: ssl.SSLContext | None = None
+    # Whether several processes listen on the address.
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Listening:
     """A listening proxy: its addresses as URLs, and its health."""
 
@@ -77,12 +91,9 @@ async def proxying(
     config: Config,
     declared: Sequence[Declared],
     access: Access,
-    address: Address,
-    admin: Address | None,
+    listeners: Listeners,
     *,
     not_followed: Sequence[Declared] = (),
-    tls: ssl.SSLContext | None = None,
-    shared: bool = False,
     settings: LeaseSettings | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve a project's tables within the context. Whatever needs no connection is checked before listening.
@@ -91,11 +102,8 @@ async def proxying(
         config: the project.
         declared: the migrations to follow.
         access: whose requests are granted.
-        address: where applications connect to.
-        admin: the admin address; None: none.
+        listeners: where to listen.
         not_followed: the project's other migrations.
-        tls: None: http.
-        shared: whether several processes listen on the address.
         settings: the lease's times; None: as configured.
 
     Raises:
@@ -109,7 +117,9 @@ async def proxying(
     )
     followed = [Prepared.of(config, script) for script in declared]
     plan = partial(Plan, name=limits.name, settings=times)
-    others = [table for one in not_followed for table in (one.migration.source, *one.migration.tables)]
+    others = [
+        table for script in not_followed for table in (script.migration.source, *script.migration.tables)
+    ]
     routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views, others)
     secret_source = config.proxy.access.token
     token = (
@@ -124,7 +134,7 @@ async def proxying(
         return await accounts.tables.table(table).get(key)
 
     upstream = _upstream(account, limits.upstream)
-    elsewhere = None if config.targets is None else _upstream(config.targets, limits.upstream)
+    target_upstream = None if config.targets is None else _upstream(config.targets, limits.upstream)
     handler = Handler(
         account.name,
         upstream,
@@ -134,20 +144,21 @@ async def proxying(
         # An endpoint has several spellings (a port, a private link); an account's name is unique.
         holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
         limits=limits,
-        elsewhere=elsewhere,
+        target_upstream=target_upstream,
     )
     health = Health(handler.meter, Keys(token, mappers, read))
     async with AsyncExitStack() as stack:
-        for part in (accounts, elsewhere, upstream, routes):  # closed from the last to the first
+        for part in (accounts, target_upstream, upstream, routes):  # closed from the last to the first
             if part is not None:
                 stack.push_async_callback(part.close)
         runner = web.ServerRunner(ProxySockets(handler), shutdown_timeout=limits.request_s)
         aside = web.ServerRunner(Sockets(health.paths(), Bounds(), Counts()), shutdown_timeout=1.0)
-        for one in (aside, runner):  # on leaving, requests are finished before anything else
-            await one.setup()
-            stack.push_async_callback(one.cleanup)
+        for server in (aside, runner):  # on leaving, requests are finished before anything else
+            await server.setup()
+            stack.push_async_callback(server.cleanup)
         stack.push_async_callback(_listen_no_more, runner, handler.meter)
-        url = await listen(runner, address, tls, shared=shared)
+        url = await listen(runner, listeners.address, listeners.tls, shared=listeners.shared)
+        admin = listeners.admin
         yield Listening(url, "" if admin is None else await listen(aside, admin, None), health)
 
 
@@ -167,17 +178,17 @@ def _upstream(account: Account, connections: int) -> Upstream:
 
 
 def run(served: Coroutine[Any, Any, None]) -> None:
-    """Run what `until_told` returned, on uvloop if it is installed."""
-    made: Callable[[], asyncio.AbstractEventLoop] | None = None
+    """Run what `until_ended` returned, on uvloop if it is installed."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop
 
-        made = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=made) as runner:
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(served)
 
 
-async def until_told(
+async def until_ended(
     context: AbstractAsyncContextManager[Listening],
     started: Callable[[Listening], None],
     drain_s: float,
@@ -193,14 +204,14 @@ async def until_told(
         drain_s: seconds during which requests are still accepted afterwards.
         ends_with_input: also end when standard input does.
     """
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, end_requested = asyncio.get_running_loop(), asyncio.Event()
 
     def end() -> None:
-        if told.is_set():
+        if end_requested.is_set():
             os._exit(ExitCode.INTERRUPTED)
-        told.set()
+        end_requested.set()
 
-    def look() -> None:
+    def read_input() -> None:
         if not os.read(0, 1):
             loop.remove_reader(0)
             end()
@@ -209,9 +220,9 @@ async def until_told(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
         if ends_with_input:
-            loop.add_reader(0, look)
+            loop.add_reader(0, read_input)
         started(listening)
-        await told.wait()
+        await end_requested.wait()
         listening.health.ready = False
         _LOG.info("ending: not ready from now on", extra={"event": "stopping"})
         await asyncio.sleep(drain_s)

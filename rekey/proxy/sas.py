@@ -76,34 +76,34 @@ class Signed:
     """A parsed shared access signature."""
 
     of_account: bool  # whether it is an account's; else a table's
-    said: Mapping[str, str]  # its parameters
+    parameters: Mapping[str, str]
 
     def text(self, account: str) -> str:
         """Return the text that the account's key signs."""
-        said, version = self.said, self.said["sv"]
+        parameters, version = self.parameters, self.parameters["sv"]
         if self.of_account:
             names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
             names += ["ses"] if version >= _SCOPED else []
-            return "\n".join([account, *(said.get(name, "") for name in names), ""])
-        resource = f"/{account}/{said['tn'].lower()}"
+            return "\n".join([account, *(parameters.get(name, "") for name in names), ""])
+        resource = f"/{account}/{parameters['tn'].lower()}"
         resource = f"/table{resource}" if version >= "2015-02-21" else resource
         bound = ["sip", "spr"] if version >= _BOUND else []
         names = ["sp", "st", "se", "resource", "si", *bound, "sv", "spk", "srk", "epk", "erk"]
-        return "\n".join({**said, "resource": resource}.get(name, "") for name in names)
+        return "\n".join({**parameters, "resource": resource}.get(name, "") for name in names)
 
     def under(self, policies: Mapping[str, Mapping[str, str]]) -> Signed:
         """Return it with the terms of its stored access policy, by id in `policies`. Raises RequestRejected
         when there is no such policy, or when it repeats a term of the signature."""
-        terms = policies.get(self.said["si"])
-        if terms is None or terms.keys() & self.said.keys():
+        terms = policies.get(self.parameters["si"])
+        if terms is None or terms.keys() & self.parameters.keys():
             raise unauthenticated("Its stored access policy is not there, or says what the signature says.")
-        return _readable(Signed(self.of_account, {**self.said, **terms}))
+        return _readable(Signed(self.of_account, {**self.parameters, **terms}))
 
     @property
     def within(self) -> Within | None:
         """The key range; None: all rows."""
         first, last = (
-            (self.said[partition], self.said.get(row)) if partition in self.said else None
+            (self.parameters[partition], self.parameters.get(row)) if partition in self.parameters else None
             for partition, row in _BOUNDS
         )
         return None if first is None and last is None else Within(first, last)
@@ -112,21 +112,23 @@ class Signed:
         self, now: float, peer: str, table: str | None, resource: str, rights: frozenset[str], *, secure: bool
     ) -> None:
         """Raise RequestRejected for what a verified signature does not allow. Arguments as in `Asked`."""
-        if not {"sp", "se"} <= self.said.keys():
+        if not {"sp", "se"} <= self.parameters.keys():
             raise unauthenticated("The signature is not whole.")
-        if now >= _seconds(self.said["se"]) or ("st" in self.said and now < _seconds(self.said["st"])):
+        if now >= _seconds(self.parameters["se"]) or (
+            "st" in self.parameters and now < _seconds(self.parameters["st"])
+        ):
             raise unauthenticated("The signature is not valid at this time.")
-        if secure not in _PROTOCOLS[self.said.get("spr", "")]:
+        if secure not in _PROTOCOLS[self.parameters.get("spr", "")]:
             raise refused("AuthorizationProtocolMismatch", "using this protocol")
-        if not _is_from(peer, self.said.get("sip", "")):
+        if not _is_from(peer, self.parameters.get("sip", "")):
             raise refused("AuthorizationSourceIPMismatch", "using this source IP")
-        if self.of_account and "t" not in self.said["ss"]:
+        if self.of_account and "t" not in self.parameters["ss"]:
             raise refused("AuthorizationServiceMismatch", "using this service")
-        if resource not in (self.said["srt"] if self.of_account else "o"):
+        if resource not in (self.parameters["srt"] if self.of_account else "o"):
             raise refused("AuthorizationResourceTypeMismatch", "using this resource type")
-        if not self.of_account and table is not None and table.lower() != self.said["tn"].lower():
+        if not self.of_account and table is not None and table.lower() != self.parameters["tn"].lower():
             raise refused()
-        allowed = set(self.said["sp"])
+        allowed = set(self.parameters["sp"])
         if self.of_account and "w" in allowed:
             allowed.add("c")  # write includes create
         if not rights <= allowed:
@@ -136,42 +138,42 @@ class Signed:
 def read(parameters: Mapping[str, str]) -> Signed:
     """Return the signature in the decoded parameters of a query. Raises RequestRejected."""
     # Empty parameters are signed like absent ones, so they must mean the same.
-    said = {name: value for name, value in parameters.items() if value and name in NAMES}
-    of_account = bool(_ACCOUNT & said.keys())
+    terms = {name: value for name, value in parameters.items() if value and name in NAMES}
+    of_account = bool(_ACCOUNT & terms.keys())
     form = "account" if of_account else "table"
-    needed = {"sv", "sig", *(_ACCOUNT if of_account else {"tn"}), *(() if "si" in said else ("sp", "se"))}
-    version = said.get("sv", "")
+    needed = {"sv", "sig", *(_ACCOUNT if of_account else {"tn"}), *(() if "si" in terms else ("sp", "se"))}
+    version = terms.get("sv", "")
     unsigned = set() if of_account and version >= _SCOPED else {"ses"}
     unsigned |= {"sip", "spr"} if version < _BOUND else set()
-    lone = any(row in said and partition not in said for partition, row in _BOUNDS)
+    lone = any(row in terms and partition not in terms for partition, row in _BOUNDS)
     for is_wrong, why in (
-        (_DELEGATED & said.keys(), "A signature by a user delegation key is not judged here."),
-        (of_account and _TABLE & said.keys(), "The signature is of an account and of a table at once."),
-        (not needed <= said.keys(), "The signature is not whole."),
+        (_DELEGATED & terms.keys(), "A signature by a user delegation key is not judged here."),
+        (of_account and _TABLE & terms.keys(), "The signature is of an account and of a table at once."),
+        (not needed <= terms.keys(), "The signature is not whole."),
         # Else one value could look like two fields of the signed text.
-        (any(map(_CONTROL.search, said.values())), "The signature is not whole."),
+        (any(map(_CONTROL.search, terms.values())), "The signature is not whole."),
         (not _VERSION.fullmatch(version), "The signature is of an unknown version."),
         (version < _OLDEST[form], "The signature is of an unknown version."),
-        (unsigned & said.keys(), "The signature does not cover a parameter."),
-        (said.get("spr", "") not in _PROTOCOLS, "The signature names an unknown protocol."),
+        (unsigned & terms.keys(), "The signature does not cover a parameter."),
+        (terms.get("spr", "") not in _PROTOCOLS, "The signature names an unknown protocol."),
         (lone, "The signature bounds rows without their partition."),
     ):
         if is_wrong:
             raise unauthenticated(why)
-    return _readable(Signed(of_account, said))
+    return _readable(Signed(of_account, terms))
 
 
 def _readable(signed: Signed) -> Signed:
     """Return a signature if its times and rights are understood. Raises RequestRejected."""
-    said = signed.said
-    for name in {"st", "se"} & said.keys():
+    parameters = signed.parameters
+    for name in {"st", "se"} & parameters.keys():
         try:
-            _seconds(said[name])
+            _seconds(parameters[name])
         except ValueError:
             raise unauthenticated("A time of the signature is malformed.") from None
     form = "account" if signed.of_account else "table"
     letters = {"sp": _LETTERS[form], **{name: _LETTERS[name] for name in _ACCOUNT if signed.of_account}}
-    if not all(set(said.get(name, "")) <= set(known) for name, known in letters.items()):
+    if not all(set(parameters.get(name, "")) <= set(known) for name, known in letters.items()):
         raise unauthenticated("The signature names unknown rights.")
     return signed
 
@@ -182,31 +184,33 @@ _TERMS = {"st": "Start", "se": "Expiry", "sp": "Permission"}
 def policies_in(acl: bytes) -> dict[str, dict[str, str]]:
     """Return the terms of each policy in a response to Get Table ACL, by its id. Raises ParseError."""
     return {
-        one.findtext("Id", ""): {
-            name: value for name, term in _TERMS.items() if (value := one.findtext(f"AccessPolicy/{term}"))
+        identifier.findtext("Id", ""): {
+            name: value
+            for name, term in _TERMS.items()
+            if (value := identifier.findtext(f"AccessPolicy/{term}"))
         }
-        for one in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - from the account itself
+        for identifier in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - from the account itself
     }
 
 
 def confined(query: str, within: Within) -> str:
     """Return a query of rows, as sent, restricted to a range. Raises RequestRejected for an unbalanced
     filter, which could end the parentheses around it."""
-    rest, found = [], ""
+    rest, condition = [], ""
     for part in query.split("&") if query else ():
         name, _, value = part.replace("+", " ").partition("=")
         if unquote(name) == "$filter":
-            found = unquote(value)
+            condition = unquote(value)
         else:
             rest.append(part)
     depth = 0
-    for token in _TOKEN.findall(found):
+    for token in _TOKEN.findall(condition):
         depth += {"(": 1, ")": -1}.get(token, 0)
         if depth < 0 or token == "'":  # noqa: S105 - a quotation mark
             break
     else:
         if depth == 0:
-            both = f"({within.filter()}) and ({found})" if found.strip() else within.filter()
+            both = f"({within.filter()}) and ({condition})" if condition.strip() else within.filter()
             return "&".join([*rest, f"$filter={escape(both)}"])
     raise rejected("InvalidInput", "the filter is not whole")
 
@@ -243,5 +247,5 @@ def _is_from(peer: str, allowed: str) -> bool:
 
 
 def _address(text: str) -> Address:
-    found = ip_address(text.strip())
-    return getattr(found, "ipv4_mapped", None) or found
+    address = ip_address(text.strip())
+    return getattr(address, "ipv4_mapped", None) or address

@@ -64,14 +64,14 @@ class ProxySockets(Sockets):
 def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, Any]] | None:
     """Return a row's new keys as JSON-able data, main row first; None if it needs `row`. May raise
     RowRefused."""
-    found = mapper.target_keys(key)
-    if found is None and row is not None:
-        found = [(target_row.table, key_of(target_row.row)) for target_row in mapper.map(row)]
-    if found is None:
+    keys = mapper.target_keys(key)
+    if keys is None and row is not None:
+        keys = [(target_row.table, key_of(target_row.row)) for target_row in mapper.map(row)]
+    if keys is None:
         return None
     return [
         {"table": mapper.tables[table], "partition_key": new.partition, "row_key": new.row}
-        for table, new in found
+        for table, new in keys
     ]
 
 
@@ -100,11 +100,11 @@ class Keys:
         table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
         if mapper is None:
             return text_response(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
-        key, found = EntityKey(request.query["pk"], request.query["rk"]), None
+        key, new = EntityKey(request.query["pk"], request.query["rk"]), None
         try:
-            found = new_keys(mapper, key, None)
-            if found is None and (row := await self._read(table, key)) is not None:
-                found = new_keys(mapper, key, row)
+            new = new_keys(mapper, key, None)
+            if new is None and (row := await self._read(table, key)) is not None:
+                new = new_keys(mapper, key, row)
         except TableMissing:
             pass
         except RowRefused as refused:
@@ -113,11 +113,11 @@ class Keys:
             )
         except (RekeyError, TimeoutError):
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "the account could not be asked")
-        if found is None:
+        if new is None:
             return text_response(
                 HTTPStatus.NOT_FOUND, "the source has no such row, and its key alone says too little"
             )
-        return in_json({"keys": found})
+        return in_json({"keys": new})
 
 
 class Health:

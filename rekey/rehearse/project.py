@@ -207,8 +207,8 @@ class Project:
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
         # A proxy configured on this machine cannot reach the Azurite on its loopback address. urllib prefers
         # the lowercase name.
-        said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-        unproxied = ",".join(filter(None, (said, _ON_LOOPBACK)))
+        exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+        unproxied = ",".join(filter(None, (exceptions, _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
         # REKEY_CONFIG may name a real project.
         inherited = {name: value for name, value in os.environ.items() if name != "REKEY_CONFIG"}
@@ -258,7 +258,7 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):
         known = load_scripts(wanted.path.parent)
     needed = {wanted.script_id}
-    for one in reversed(known):  # each after all that depend on it
-        if one.script_id in needed:
-            needed.update(one.depends)
-    return tuple(script for script in known if script.script_id in needed)
+    for declared in reversed(known):  # each after all that depend on it
+        if declared.script_id in needed:
+            needed.update(declared.depends)
+    return tuple(declared for declared in known if declared.script_id in needed)

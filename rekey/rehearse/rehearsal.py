@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.project import Project
-from rekey.rehearse.report import Briefly, Out, RehearsalReport
+from rekey.rehearse.report import Briefly, RehearsalReport
 from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
 from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, key_of_account, open_service
@@ -43,10 +43,9 @@ def rehearse(
     rows: int = DEFAULT_ROWS,
     data: Path | None = None,
     seed: int = 0,
-    out: Out,
+    narrator: Briefly,
     folder: Path | None = None,
     keep: bool = False,
-    narrate: Callable[[Out], Briefly] = Briefly,
 ) -> RehearsalReport:
     """Take a migration through its whole life. Azurite, folder, keys and secrets are removed afterwards.
 
@@ -55,10 +54,9 @@ def rehearse(
         rows: how many rows to generate; ignored with `data`.
         data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: generated rows.
         seed: for generated rows and the application's choices.
-        out: called with each line of progress.
+        narrator: tells the progress.
         folder: parent of the rehearsal's own folder; None: the system's for temporary files.
         keep: do not remove that folder.
-        narrate: makes the narrator of the progress from `out`.
 
     Raises:
         DeclarationError: the script is wrong.
@@ -66,23 +64,22 @@ def rehearse(
         MachineFailed: Azurite does not start.
     """
     began, failure = time.monotonic(), ""
-    tell = narrate(out)
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
         migration = project.declared.migration
         stock = Stock.of(project.mapper, rows, data, seed)
         number = "three" if project.is_elsewhere else "two"
-        tell.say(f"Starting an Azurite of its own, with {number} accounts.")
+        narrator.say(f"Starting an Azurite of its own, with {number} accounts.")
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
-            life = _on_stage(project, azurite, stock, tell, seed, stack)
+            life = _on_stage(project, azurite, stock, narrator, seed, stack)
             try:
                 life.take_dependencies_through()
-                tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
+                narrator.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
                 source = azurite.targets if is_elsewhere(migration.source) else azurite.tables
                 asyncio.run(load(source, stock, life.application))
                 for assumption in stock.assumptions:
-                    tell.say(f"Assumed: {assumption}.")
+                    narrator.say(f"Assumed: {assumption}.")
                 life.live()
             except NotAsItMustBe as problem:
                 failure = str(problem)
@@ -110,7 +107,7 @@ def rehearse(
 
 
 def _on_stage(
-    project: Project, azurite: Azurite, stock: Stock, tell: Briefly, seed: int, stack: ExitStack
+    project: Project, azurite: Azurite, stock: Stock, narrator: Briefly, seed: int, stack: ExitStack
 ) -> Life:
     """Write the project for this Azurite, and return the life with all its parts; `stack` closes clients."""
     project.write_for(
@@ -127,10 +124,10 @@ def _on_stage(
     share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a repeatable choice
     kill_after = max(1, round(stock.count * share))
     if migration.capture == "delta":
-        return Life(project, witness, Application(witness, seed), tell, writes, kill_after)
+        return Life(project, witness, Application(witness, seed), narrator, writes, kill_after)
     old, new = (stack.enter_context(closing(_client(project, azurite, view))) for view in ("old", "new"))
     live = LiveApplication(witness, seed, old, new)
-    return LifeUnderWrites(project, witness, live, tell, writes, kill_after)
+    return LifeUnderWrites(project, witness, live, narrator, writes, kill_after)
 
 
 def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:

@@ -91,7 +91,7 @@ class Life:
             self._leave_out("no-rollback")
         expected = self._complete()
         self._retire(expected)
-        self._nothing_told()
+        self._no_key_shown()
 
     def take_dependencies_through(self) -> None:
         """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
@@ -141,25 +141,25 @@ class Life:
     def _resume(self, killed_at: list[Segment]) -> None:
         self._say("resume")
         self.application.begin_counting()
-        looks: list[bool] = []
+        observations: list[bool] = []
 
-        def look() -> None:
+        def observe() -> None:
             if now := {segment.id: segment.rows for segment in self.project.segments(BACKFILL)}:
-                looks.append(all(now.get(segment.id, -1) >= segment.rows for segment in killed_at))
+                observations.append(all(now.get(segment.id, -1) >= segment.rows for segment in killed_at))
 
-        self._run_live("apply", self._script_id, why="resume", during=look)
+        self._run_live("apply", self._script_id, why="resume", during=observe)
         ended = self.project.segments(BACKFILL)
-        look()
-        whole, before = all(looks) and all(segment.done for segment in ended), _rows(killed_at)
-        self._prove("resume", whole, before=before, after=_rows(ended), looks=len(looks) - 1)
+        observe()
+        whole, before = all(observations) and all(segment.done for segment in ended), _rows(killed_at)
+        self._prove("resume", whole, before=before, after=_rows(ended), looks=len(observations) - 1)
         self._catch_up(why="catch-up")
-        self._same(f"After {self.application.told()} by the application")
+        self._same(f"After {self.application.summary()} by the application")
 
     def _verify(self) -> None:
         self._say("verify")
         self.application.begin_counting()
         self._run_live("verify", self._script_id, "--mode", "full", why="verify")
-        self._prove("verify", True, told=self.application.told())
+        self._prove("verify", True, told=self.application.summary())
         # Copy the rows just written: what is planted next must be the only difference.
         self._catch_up()
 
@@ -173,12 +173,12 @@ class Life:
         source_row = self.witness.get(self.witness.source_name, source_key)
         if source_row is None:
             raise NotAsItMustBe("a source row is missing that was not deleted")
-        made = self.witness.mapper.map(source_row)[0].row
-        mapped = [name for name in property_names(made) if name in source_row]
-        altered = next(changed_by_one(content_of(made), mapped))
+        target_row = self.witness.mapper.map(source_row)[0].row
+        mapped = [name for name in property_names(target_row) if name in source_row]
+        altered = next(changed_by_one(content_of(target_row), mapped))
         table = self._migration.target.table
         self.witness.client(table).update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
-        row_id = self.witness.safe_ids().short(table, key_of(made))
+        row_id = self.witness.safe_ids().short(table, key_of(target_row))
         verify = ("verify", self._script_id, "--mode", "full")
         result = self._run(*verify, expect=(ExitCode.FINDINGS,), why="plant")
         self._prove("plant", row_id in result.output, rows=len(self.application.must_hold), row_id=row_id)
@@ -199,7 +199,7 @@ class Life:
         self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
             self.application.write_target()
-        text = self.application.told()
+        text = self.application.summary()
         self._run("rollback", *self._named, "--writers-stopped", why="rollback")
         self._same(f"After the rollback, with {text} made in the target", after_cutover=True)
         self._say("again")
@@ -227,18 +227,23 @@ class Life:
         self._run("retire", self._script_id, "--table", source, why=self.why_retired)
         after = self.witness.compare_targets(expected.expected)
         gone, wrong = not self.witness.exists(source), "; ".join(after.wrong) or f"{source} is still there"
-        said = {"source": source, "rows": after.target_rows, "targets": targets, "wrong": wrong}
-        self._prove("retire", gone and not after.wrong, **said)
+        figures = {"source": source, "rows": after.target_rows, "targets": targets, "wrong": wrong}
+        self._prove("retire", gone and not after.wrong, **figures)
         self._run("status", why="end")
 
-    def _nothing_told(self) -> None:
+    def _no_key_shown(self) -> None:
         printed = "\n".join(result.output for result in self.steps)
         secret = sum(text in printed for text in self.project.confidential)
         keys = [key.row for key in list(self.application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
         telling = [key for key in keys if len(key) >= _TELLING_CHARACTERS and any(map(str.isdigit, key))]
         shown = sum(key in printed for key in telling)
-        said = {"lines": len(printed.splitlines()), "telling": len(telling), "secret": secret, "shown": shown}
-        self._prove("nothing-told", secret == 0 and shown == 0, **said)
+        figures = {
+            "lines": len(printed.splitlines()),
+            "telling": len(telling),
+            "secret": secret,
+            "shown": shown,
+        }
+        self._prove("nothing-told", secret == 0 and shown == 0, **figures)
 
     # --- parts of steps ----------------------------------------------------------------------------------
 
@@ -252,8 +257,8 @@ class Life:
         finding = self.witness.compare(must_hold, may_linger=may_linger, after_cutover=after_cutover)
         lingering, problems = finding.lingering, "; ".join(finding.wrong)
         awaiting = f" ({lingering:,} rows of deleted ones await the sweep)" if lingering else ""
-        said = {"source": finding.source_rows, "target": finding.target_rows - lingering}
-        self._prove("same", not finding.wrong, when=when, problems=problems, awaiting=awaiting, **said)
+        figures = {"source": finding.source_rows, "target": finding.target_rows - lingering}
+        self._prove("same", not finding.wrong, when=when, problems=problems, awaiting=awaiting, **figures)
         return finding
 
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,), why: str = "") -> Result:
@@ -351,7 +356,7 @@ class LifeUnderWrites(Life):
         self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
             self.application.write_both()
-        self._same(f"After {self.application.told()} in both views", after_cutover=True)
+        self._same(f"After {self.application.summary()} in both views", after_cutover=True)
         self.application.begin_counting()
         back = "rollback-under-writes"
         self._run_live("rollback", *self._named, why=back, write=self.application.write_both)
@@ -379,10 +384,10 @@ class LifeUnderWrites(Life):
         self.application.begin_counting()
         verify = ("verify", self._script_id, "--mode", "full")
         self._run_live(*verify, why="verify-completed", write=self.application.write_target)
-        self._same(f"After {self.application.told()} in the new view", after_cutover=True)
+        self._same(f"After {self.application.summary()} in the new view", after_cutover=True)
         self._run(*hand_over(self._script_id), why="handover")
         return self._same("After the handover", after_cutover=True)
 
     def _waited(self, during: str) -> None:
         longest = self.application.longest_seconds
-        self._prove("waited", True, told=self.application.told(), during=during, longest=longest)
+        self._prove("waited", True, told=self.application.summary(), during=during, longest=longest)

@@ -142,9 +142,9 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
     """
     migration = mapper.migration
     attempts = count * 2 + _TRIED
-    made = [users(attempts, seed=seed)] if migration.source == "Users" else []
-    made.append(_from_declaration(migration, attempts, seed))
-    for rows in made:
+    generators = [users(attempts, seed=seed)] if migration.source == "Users" else []
+    generators.append(_from_declaration(migration, attempts, seed))
+    for rows in generators:
         first = list(islice(rows, _TRIED))
         if sum(bool(places_of(mapper, row)) for row in first) * 2 > len(first):
             return islice(_apart(mapper, chain(first, rows)), count)

@@ -160,8 +160,8 @@ class Witness:
             if must_hold.get(key) != digest_of(row):
                 what = "is altered" if key in must_hold else "must not be there"
                 wrong.append((self.source_name, key, what))
-            for table, made in self.mapper.map(row):
-                expected[table, key_of(made)] = self._digest(table, made, after_cutover)
+            for table, target in self.mapper.map(row):
+                expected[table, key_of(target)] = self._digest(table, target, after_cutover)
         sentences = self._named(wrong)
         if not wrong and source_rows != len(must_hold):
             sentences.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")

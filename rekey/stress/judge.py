@@ -52,6 +52,52 @@ class PartitionStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """The measured requests of a step, by outcome."""
+
+    sent: int = field(metadata=json_field("requests"))
+    # Of those, answered with 503, 500 or 429.
+    refused: int = 0
+    # Of those, unanswered, or answered with another error.
+    failed: int = 0
+    # Requests that were due while the maximum number was in flight.
+    unsent: int = 0
+
+    @property
+    def bad_share(self) -> float:
+        """The share of requests sent that were refused or failed."""
+        return (self.refused + self.failed) / max(1, self.sent)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of the seconds from when a request was due to its response; None without responses."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency:
+        return cls(percentile(seconds, 50), percentile(seconds, 95), percentile(seconds, 99))
+
+    @property
+    def milliseconds(self) -> dict[str, float | None]:
+        times = {"p50_ms": self.p50, "p95_ms": self.p95, "p99_ms": self.p99}
+        return {name: None if time is None else round(time * 1000, 1) for name, time in times.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """How busy this machine was while it sent the requests of a step."""
+
+    # p95 of the seconds by which requests were sent late.
+    late: float = 0.0
+    # Share of one core that this process used.
+    processor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """The result of offering one rate for some seconds; of all requests, or of those of one kind."""
 
@@ -61,24 +107,11 @@ class Step:
     achieved: float
     # Measured time, without the beginning.
     seconds: float
-    # Sent in that time.
-    requests: int
-    # Of those, answered with 503, 500 or 429.
-    refused: int = 0
-    # Of those, unanswered, or answered with another error.
-    failed: int = 0
-    # Requests that were due while the maximum number was in flight.
-    unsent: int = 0
-    # Seconds from when a request was due to its response; None without responses.
-    p50: float | None = field(default=None, metadata=exclude)
-    p95: float | None = field(default=None, metadata=exclude)
-    p99: float | None = field(default=None, metadata=exclude)
+    counts: RequestCounts = field(metadata=json_field(flat=True))
+    latency: Latency = field(default_factory=Latency, metadata=exclude)
     # Rows or operations per second of one more request: the resolution.
     grain: float = 0.0
-    # p95 of the seconds by which requests were sent late.
-    late: float = 0.0
-    # Share of one core that this process used.
-    processor: float = 0.0
+    machine: MachineUse = field(default_factory=MachineUse, metadata=json_field(flat=True))
     # Entities per second read or written successfully.
     entities: float = 0.0
     # The requests of each kind; empty in a step of one kind.
@@ -86,16 +119,12 @@ class Step:
     # Partitions by number; empty in a step of one kind, and without refusals.
     partitions: Mapping[int, PartitionStep] = field(default_factory=dict, metadata=exclude)
 
-    @property
-    def milliseconds(self) -> dict[str, float | None]:
-        """p50, p95 and p99 in milliseconds."""
-        times = {"p50_ms": self.p50, "p95_ms": self.p95, "p99_ms": self.p99}
-        return {name: None if one is None else round(one * 1000, 1) for name, one in times.items()}
-
     def as_json(self) -> dict[str, Any]:
-        found = members(self).items()
-        rounded = {name: round(one, 4) if isinstance(one, float) else one for name, one in found}
-        return {**rounded, **self.milliseconds}
+        rounded = {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in members(self).items()
+        }
+        return {**rounded, **self.latency.milliseconds}
 
 
 def measure(
@@ -127,31 +156,27 @@ def measure(
 def _measured(responses: Sequence[Response], seconds: float, processor: float, *, by_row: bool) -> Step:
     begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
 
-    def count(some: Sequence[Response]) -> int:
-        return sum(response.entities for response in some) if by_row else len(some)
+    def count(counted: Sequence[Response]) -> int:
+        return sum(response.entities for response in counted) if by_row else len(counted)
 
     of_step = [response for response in responses if response.request.due >= begin]
     sent = [response for response in of_step if response.status != UNSENT]
     good = [
         response for response in responses if response.status is None and begin <= response.answered < seconds
     ]
-    times = [max(0.0, one.answered - one.request.due) for one in sent if one.status is None]
-    refused = sum(one.status in _REFUSED for one in sent)
+    times = [max(0.0, each.answered - each.request.due) for each in sent if each.status is None]
+    refused = sum(each.status in _REFUSED for each in sent)
+    failed = sum(each.status is not None for each in sent) - refused
+    late = percentile([each.sent - each.request.due for each in sent], 95) or 0.0
     return Step(
         offered=count(responses) / seconds,
         achieved=count(good) / measured,
         seconds=measured,
-        requests=len(sent),
-        refused=refused,
-        failed=sum(one.status is not None for one in sent) - refused,
-        unsent=len(of_step) - len(sent),
-        p50=percentile(times, 50),
-        p95=percentile(times, 95),
-        p99=percentile(times, 99),
+        counts=RequestCounts(len(sent), refused, failed, unsent=len(of_step) - len(sent)),
+        latency=Latency.of(times),
         grain=max((count([response]) for response in responses), default=0) / measured,
-        late=percentile([one.sent - one.request.due for one in sent], 95) or 0.0,
-        processor=processor,
-        entities=sum(one.entities for one in good) / measured,
+        machine=MachineUse(late, processor),
+        entities=sum(response.entities for response in good) / measured,
     )
 
 
@@ -159,19 +184,19 @@ def _partitions(
     responses: Sequence[Response], seconds: float, kinds: Mapping[OperationKind, Step]
 ) -> dict[int, PartitionStep]:
     begin, measured = UNMEASURED * seconds, (1 - UNMEASURED) * seconds
-    shares = {kind: (step.refused + step.failed) / max(1, step.requests) for kind, step in kinds.items()}
-    found: defaultdict[int, PartitionStep] = defaultdict(PartitionStep)
+    shares = {kind: step.counts.bad_share for kind, step in kinds.items()}
+    partitions: defaultdict[int, PartitionStep] = defaultdict(PartitionStep)
     if not any(shares.values()):
-        return found
+        return partitions
     for response in responses:
-        partition = found[response.request.place]
+        partition = partitions[response.request.place]
         if response.status is None and begin <= response.answered < seconds:
             partition.entities += response.entities / measured
         if response.request.due >= begin and response.status != UNSENT:
             partition.requests += 1
             partition.refused += response.status is not None
             partition.expected += shares[response.request.kind]
-    return found
+    return partitions
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
@@ -227,23 +252,23 @@ class Saturation:
 def judge(step: Step, baseline: float | None) -> Judged:
     """Return a step with the limit that it reached. `baseline`: p95 of the first clean step, None before."""
     reasons = []
-    refused = step.requests > 0 and step.refused + step.failed > MOST_REFUSED * step.requests
+    refused = step.counts.bad_share > MOST_REFUSED
     if refused:
-        share = (step.refused + step.failed) / step.requests
-        reasons.append(f"{share:.1%} of requests refused or not answered")
+        reasons.append(f"{step.counts.bad_share:.1%} of requests refused or not answered")
     if step.achieved + step.grain < LEAST_ACHIEVED * step.offered:
         reasons.append(f"only {step.achieved / step.offered:.0%} of what was offered came through")
     knee = KNEE_SECONDS if baseline is None else max(KNEE_SECONDS, KNEE_FACTOR * baseline)
-    if step.p95 is not None and step.p95 > knee:
+    p95, machine = step.latency.p95, step.machine
+    if p95 is not None and p95 > knee:
         usual = "" if baseline is None else f", {baseline * 1000:,.0f} ms at the lowest rate"
-        reasons.append(f"p95 of {step.p95 * 1000:,.0f} ms{usual}")
+        reasons.append(f"p95 of {p95 * 1000:,.0f} ms{usual}")
     if not reasons:
         return Judged(step, Limit.NOTHING)
     why = ""
-    if step.processor >= BUSY_PROCESSOR:
-        why = f"this process used {step.processor:.0%} of a core"
-    elif step.late > LATE_SECONDS:
-        why = f"requests were sent {step.late * 1000:,.0f} ms late"
+    if machine.processor >= BUSY_PROCESSOR:
+        why = f"this process used {machine.processor:.0%} of a core"
+    elif machine.late > LATE_SECONDS:
+        why = f"requests were sent {machine.late * 1000:,.0f} ms late"
     # Then the step did not measure the service.
     if why and not refused:
         return Judged(step, Limit.CLIENT, (why, *reasons))
@@ -257,7 +282,7 @@ def judge_all(steps: Sequence[Step]) -> list[Judged]:
     for step in steps:
         judged.append(judge(step, baseline))
         if baseline is None and judged[-1].limit is Limit.NOTHING:
-            baseline = step.p95
+            baseline = step.latency.p95
     return judged
 
 
@@ -274,16 +299,16 @@ def _judged(step: Step, kinds: Mapping[OperationKind, Judged]) -> Judged:
     several = len(kinds) > 1
     reasons = [
         f"{kind.label}: {reason}" if several else reason
-        for kind, one in over.items()
-        for reason in one.reasons
+        for kind, judgment in over.items()
+        for reason in judgment.reasons
     ]
     if several and len(over) == len(kinds):  # once, not for each of them
         reasons = [f"all kinds: {reason}" for reason in judge(step, None).reasons] or reasons
     reasons += [f"{name} refuses more than others" for name in partitions]
     # Refusals come from the service, however busy this machine is; a busy machine explains the rest.
-    refused = bool(partitions) or any(one.refused for one in over.values())
+    refused = bool(partitions) or any(judgment.refused for judgment in over.values())
     limit = Limit.SERVICE if over or refused else Limit.NOTHING
-    if not refused and any(one.limit is Limit.CLIENT for one in over.values()):
+    if not refused and any(judgment.limit is Limit.CLIENT for judgment in over.values()):
         limit = Limit.CLIENT
     because_of = (*(kind.label for kind in over if several), *partitions)
     return Judged(step, limit, tuple(reasons), refused, because_of, kinds)
@@ -294,7 +319,7 @@ def refusing(steps: Sequence[Step]) -> dict[int, float]:
     take. Limits of a kind or of the account affect all partitions alike, and name none."""
     met: defaultdict[int, list[float]] = defaultdict(list)
     # Late requests came in bursts, of which a partition refuses more than of a steady load.
-    for step in (step for step in steps if step.late <= LATE_SECONDS):
+    for step in (step for step in steps if step.machine.late <= LATE_SECONDS):
         for place, partition_step in step.partitions.items():
             clear = partition_step.expected + DEVIATIONS * math.sqrt(partition_step.expected) + LEAST_REFUSED
             if partition_step.refused >= max(clear, MOST_REFUSED * partition_step.requests):
@@ -313,9 +338,9 @@ def partition_name(place: int) -> str:
 def saturation(judged: Sequence[Judged]) -> Saturation:
     """Return where a ramp saturated. A service that refuses the surplus is taken to carry what it achieved,
     within the highest clean and the lowest saturated rate."""
-    clean_rates = {one.step.offered for one in judged if one.limit is Limit.NOTHING}
+    clean_rates = {judgment.step.offered for judgment in judged if judgment.limit is Limit.NOTHING}
     over = [judgment for judgment in judged if judgment.step.offered not in clean_rates]
-    lowest = min(over, key=lambda one: one.step.offered, default=None)
+    lowest = min(over, key=lambda judgment: judgment.step.offered, default=None)
     ceiling = math.inf if lowest is None else lowest.step.offered
     clean = max((rate for rate in clean_rates if rate < ceiling), default=None)
     if lowest is None:
@@ -341,14 +366,14 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: 
     # Without refusals it may be a hiccup of this machine: repeat the step, and the better one counts.
     if last.limit is not Limit.NOTHING and not last.refused and len(same) == 1:
         return last.step.offered
-    found = saturation(judged)
-    if found.saturated is None:
+    reached = saturation(judged)
+    if reached.saturated is None:
         return None if last.step.offered >= most else min(last.step.offered * RISE, most)
-    if found.clean is None:
-        return found.saturated / 2 if found.saturated / 2 >= LEAST_RATE else None
-    if found.limit is Limit.CLIENT or found.saturated / found.clean <= CLOSE:
+    if reached.clean is None:
+        return reached.saturated / 2 if reached.saturated / 2 >= LEAST_RATE else None
+    if reached.limit is Limit.CLIENT or reached.saturated / reached.clean <= CLOSE:
         # This machine's rate depends on its other work: finer steps would only measure that.
-        more = min(most, OVERLOAD * found.saturated)
-        wanted = overload and any(one.refused for one in judged)
-        return more if wanted and more > max(one.step.offered for one in judged) else None
-    return math.sqrt(found.clean * found.saturated)
+        more = min(most, OVERLOAD * reached.saturated)
+        wanted = overload and any(judgment.refused for judgment in judged)
+        return more if wanted and more > max(judgment.step.offered for judgment in judged) else None
+    return math.sqrt(reached.clean * reached.saturated)

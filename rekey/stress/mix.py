@@ -91,19 +91,19 @@ def read_mix(document: Section, *, spread_given: bool) -> Mix:
     weights = {kind: mix.amount(kind) for kind in OperationKind if kind in mix.content}
     if not (total := sum(weights.values())):
         mix.fail("", "has no share above 0", "write for example point_read = 60")
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, (where, key, default, most) in _SETTINGS.items():
         section = document.section(where)
         section.allow(*(known for table, known, *_ in _SETTINGS.values() if table == where))
-        found[name] = section.count(key) if key in section.content else default
-        most = found["rows"] if name == "partitions" else most
-        if found[name] > most:
+        settings[name] = section.count(key) if key in section.content else default
+        most = settings["rows"] if name == "partitions" else most
+        if settings[name] > most:
             section.fail(key, f"is more than {most:,}", "write a smaller number")
     rows = document.section("rows")
     if spread_given:
-        found["partitions"] = None
+        settings["partitions"] = None
         if "partitions" in rows.content:
             rows.fail("partitions", "TABLE or --design has them", "remove it, or give --mix alone")
     elif "partitions" not in rows.content:
         rows.fail("partitions", "is missing", "write for example partitions = 20; or give TABLE or --design")
-    return Mix({kind: weight / total for kind, weight in weights.items() if weight}, **found)
+    return Mix({kind: weight / total for kind, weight in weights.items() if weight}, **settings)

@@ -44,7 +44,7 @@ class Stage:
     bounded: str = ""
 
     @property
-    def found(self) -> Saturation:
+    def saturation(self) -> Saturation:
         """Where the mix saturated."""
         return saturation(self.steps)
 
@@ -53,13 +53,15 @@ class Stage:
         """The maximum entities per second carried."""
         achieved = sum(step.step.achieved for step in self.steps)
         return (
-            self.found.rate * sum(step.step.entities for step in self.steps) / achieved if achieved else 0.0
+            self.saturation.rate * sum(step.step.entities for step in self.steps) / achieved
+            if achieved
+            else 0.0
         )
 
     @property
     def because_of(self) -> tuple[str, ...]:
         """The kinds, of several, and the partitions that saturated the mix."""
-        at = self.found.saturated
+        at = self.saturation.saturated
         names = (name for step in self.steps if step.step.offered == at for name in step.because_of)
         return tuple(dict.fromkeys(names))
 
@@ -67,18 +69,18 @@ class Stage:
     def clean(self) -> Step | None:
         """The step of the highest rate without saturation of the whole mix."""
         return next(
-            (step.step for step in reversed(self.steps) if step.step.offered == self.found.clean), None
+            (step.step for step in reversed(self.steps) if step.step.offered == self.saturation.clean), None
         )
 
     @property
     def below_target(self) -> dict[str, float]:
         """The entities per second of partitions that take less than the target, lowest first."""
         steps = [judgment.step for judgments in (self.steps, *self.rising.values()) for judgment in judgments]
-        found = {partition_name(place): rate for place, rate in refusing(steps).items()}
+        rates = {partition_name(place): rate for place, rate in refusing(steps).items()}
         # A limit of the partition affects every kind; a limit of a kind affects only that kind.
         if self.spread.partitions == 1 and {kind.limit for kind in self.kinds.values()} == {Limit.SERVICE}:
-            found = {"one partition": self.entities}
-        lowest_first = sorted(found.items(), key=lambda one: one[1])
+            rates = {"one partition": self.entities}
+        lowest_first = sorted(rates.items(), key=lambda entry: entry[1])
         return {name: rate for name, rate in lowest_first if rate < PARTITION_TARGET}
 
     def as_json(self) -> dict[str, Any]:
@@ -86,11 +88,11 @@ class Stage:
         kinds = {
             kind: {
                 "share": round(self.mix.shares[kind], 4),
-                "saturation": members(found),
+                "saturation": members(reached),
                 **self._latencies(kind),
                 "rising": plain(self.rising.get(kind, [])),
             }
-            for kind, found in self.kinds.items()
+            for kind, reached in self.kinds.items()
         }
         return {
             "stage": spread.name,
@@ -100,7 +102,7 @@ class Stage:
             "largest_share": round(spread.largest_share, 4),
             "target": round(spread.expected),
             "saturation": {
-                **members(self.found),
+                **members(self.saturation),
                 "entities": round(self.entities, 1),
                 "of_target": round(self.entities / spread.expected, 3),
                 "because_of": self.because_of,
@@ -119,7 +121,7 @@ class Stage:
                 f"spread as in {spread.table}: {counted(spread.partitions, 'partition')} among"
                 f" {counted(spread.rows, 'row')}, the largest with {spread.largest_share:.1%}"
             )
-        lines = [*wrapped(about, rest="  "), *wrapped(self.said(), first="  ", rest="    ")]
+        lines = [*wrapped(about, rest="  "), *wrapped(self.summary(), first="  ", rest="    ")]
         for name, rate in [*self.below_target.items()][:_MOST_NAMED]:
             text = f"{name} takes {rate:,.0f} entities/s, less than the target of {PARTITION_TARGET:,}"
             lines += wrapped(text, first="  ", rest="    ")
@@ -135,25 +137,25 @@ class Stage:
                 lines += wrapped(reason, first=" " * 15 + "- ", rest=" " * 19)
         return lines
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """Return the result in a sentence."""
-        found, allowed = self.found, self.spread.expected
-        carried = f"{found.rate:,.0f} rows/s"
+        reached, allowed = self.saturation, self.spread.expected
+        carried = f"{reached.rate:,.0f} rows/s"
         more = "More rows in a request (--batch)"
         if not self.mix.by_row:
-            carried = f"{found.rate:,.0f} operations/s, {self.entities:,.0f} entities/s"
+            carried = f"{reached.rate:,.0f} operations/s, {self.entities:,.0f} entities/s"
             more = "More processes ([load] processes)"
         target = f"the service's targets allow {allowed:,.0f}{'' if self.mix.by_row else ' entities'}/s"
-        if found.limit is Limit.SERVICE:
-            between = f"clean at {found.clean:,.0f}/s, " if found.clean is not None else ""
-            refused = sum(step.step.refused for step in self.steps)
+        if reached.limit is Limit.SERVICE:
+            between = f"clean at {reached.clean:,.0f}/s, " if reached.clean is not None else ""
+            refused = sum(step.step.counts.refused for step in self.steps)
             text = f", {counted(refused, 'request')} refused with 503" if refused else ""
             text += f", because of {', '.join(self.because_of)}" if self.because_of else ""
             return (
-                f"saturates at {carried} ({between}no longer at {found.saturated:,.0f}/s{text}); {target}:"
+                f"saturates at {carried} ({between}no longer at {reached.saturated:,.0f}/s{text}); {target}:"
                 f" {self.entities / allowed:.0%} of that"
             )
-        if found.limit is Limit.CLIENT:
+        if reached.limit is Limit.CLIENT:
             return (
                 f"this machine was the limit, not the service: it carries {carried} or more; {target}."
                 f" {more}, or another machine, offers more"
@@ -163,21 +165,25 @@ class Stage:
 
     def kind_rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the texts of each kind, under `KINDS_HEAD`."""
-        for kind, found in self.kinds.items():
-            rate = f"{'' if found.limit is Limit.SERVICE else 'at least '}{found.rate:,.0f}"
-            clean = "-" if found.clean is None else f"{found.clean:,.0f}"
+        for kind, reached in self.kinds.items():
+            rate = f"{'' if reached.limit is Limit.SERVICE else 'at least '}{reached.rate:,.0f}"
+            clean = "-" if reached.clean is None else f"{reached.clean:,.0f}"
             share = f"{self.mix.shares[kind]:.1%}"
             yield kind.label, share, rate, clean, *_texts(self._latencies(kind).values())
 
     def step_rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the texts of each step, under `STEPS_HEAD`."""
         for step in (step.step for step in self.steps):
-            figures = *_texts(step.milliseconds.values()), f"{step.requests:,}", f"{step.refused:,}"
+            figures = (
+                *_texts(step.latency.milliseconds.values()),
+                f"{step.counts.sent:,}",
+                f"{step.counts.refused:,}",
+            )
             yield f"{step.offered:,.0f}", f"{step.achieved:,.0f}", *figures
 
     def _latencies(self, kind: OperationKind) -> dict[str, float | None]:
         names = ("p50_ms", "p95_ms", "p99_ms")
-        return self.clean.kinds[kind].milliseconds if self.clean is not None else dict.fromkeys(names)
+        return self.clean.kinds[kind].latency.milliseconds if self.clean is not None else dict.fromkeys(names)
 
 
 def _texts(milliseconds: Iterable[float | None]) -> Iterator[str]:
@@ -212,7 +218,7 @@ class StressReport:
         return tuple(
             stage
             for stage in self.stages[1:]
-            if stage.found.limit is Limit.SERVICE and stage.found.rate < self.declared
+            if stage.saturation.limit is Limit.SERVICE and stage.saturation.rate < self.declared
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -236,10 +242,10 @@ class StressReport:
             lines += wrapped(HOW_KINDS_ARE_FOUND, rest="  ")
         if self.refused_rows:
             lines.append(f"{self.refused_rows:,} rows of the sample cannot be mapped and were left out.")
-        lines += wrapped(self.told(), rest="  ")
+        lines += wrapped(self.method(), rest="  ")
         return "\n".join(lines) + "\n"
 
-    def told(self) -> str:
+    def method(self) -> str:
         """Return how the test was made, in a sentence."""
         mix = self.mix
         how = f"rows of 1 KiB, {mix.batch_rows} in a request,"
@@ -254,7 +260,7 @@ class StressReport:
             return
         writes = f"the declared {self.declared:,.0f} writes/s"
         for stage in self.stages[1:]:
-            name, rate = stage.spread.name, stage.found.rate
+            name, rate = stage.spread.name, stage.saturation.rate
             if stage in self.too_little:
                 yield f"{name} does not carry {writes}: it saturates at {rate:,.0f}/s."
             elif rate >= self.declared * 0.95:
@@ -294,8 +300,10 @@ def _latencies(stage: Stage) -> str:
     """Return the plot of each kind's latency percentiles at the highest rate without saturation."""
     kinds = stage.clean.kinds if stage.clean is not None else {}
     series = [
-        Series(name, [round(1000 * (getattr(step, name) or 0.0), 1) for step in kinds.values()], colour)
-        for name, colour in (("p50", LIGHT), ("p95", AFTER), ("p99", DARK))
+        Series(
+            name, [round(1000 * (getattr(step.latency, name) or 0.0), 1) for step in kinds.values()], color
+        )
+        for name, color in (("p50", LIGHT), ("p95", AFTER), ("p99", DARK))
     ]
     title = "Latency of each kind of operation, in milliseconds"
     return columns([kind.label for kind in kinds], series, title, "kind of operation", values=True)

@@ -152,5 +152,5 @@ class Population:
         return range(first, self._new)
 
     def _batches(self, place: int, numbers: range) -> Iterator[Request]:
-        for some in (numbers[at : at + _MOST_BATCH] for at in range(0, len(numbers), _MOST_BATCH)):
-            yield Request(0.0, OperationKind.BATCH, self._stage, place, some.start, len(some))
+        for part in (numbers[at : at + _MOST_BATCH] for at in range(0, len(numbers), _MOST_BATCH)):
+            yield Request(0.0, OperationKind.BATCH, self._stage, place, part.start, len(part))

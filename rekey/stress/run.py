@@ -30,8 +30,8 @@ from rekey.tables.base import TableService
 
 # A ramp begins and ends at these multiples of what the targets allow.
 _FIRST, _MOST = 1 / 8, 2.0
-# Share of the mix's clean rate at which the other kinds are held while one rises.
-_HELD = 0.5
+# Share of the mix's clean rate at which the other kinds stay while one rises.
+_OTHERS_SHARE = 0.5
 # Limits of the unmeasured warm-up of a ramp (connections, new partitions): seconds, and a share of its time
 # and rows.
 _WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
@@ -116,7 +116,7 @@ class Notes:
 
     def drop(self, name: str) -> None:
         """Remove the note of a deleted table. Raises MachineFailed."""
-        left = [one for one in self._read() if one[0] != name]
+        left = [note for note in self._read() if note[0] != name]
         if left:
             self._write(left)
         else:
@@ -202,21 +202,25 @@ class StressTest:
         # Half of a stage's budget is for the ramps of each kind.
         parts = 2 if len(mix.shares) > 1 else 1
         ramped, bounded = await self._ramp(population, mix.operations, {}, first=first, parts=left * parts)
-        found, risen = saturation(ramped), dict[OperationKind, list[Judged]]()
+        reached, risen = saturation(ramped), dict[OperationKind, list[Judged]]()
         # Above its saturation the mix overloads what all kinds share, as one partition always does.
-        ceiling = found.saturated if spread.table and found.saturated is not None else math.inf
+        ceiling = reached.saturated if spread.table and reached.saturated is not None else math.inf
         of_kinds = {
             kind: [judgment.kinds[kind] for judgment in ramped if judgment.step.offered <= ceiling]
             for kind in mix.shares
         }
         # Not on one partition: that stage is about the partition.
-        if spread.table and found.limit is Limit.SERVICE and found.clean is not None:
+        if spread.table and reached.limit is Limit.SERVICE and reached.clean is not None:
             rest = [kind for kind, judged in of_kinds.items() if saturation(judged).limit is Limit.NOTHING]
             for number, kind in enumerate(rest):
-                held = {one: _HELD * found.clean * share for one, share in mix.shares.items() if one != kind}
-                first = found.clean * mix.shares[kind] * RISE
+                others = {
+                    other: _OTHERS_SHARE * reached.clean * share
+                    for other, share in mix.shares.items()
+                    if other != kind
+                }
+                first = reached.clean * mix.shares[kind] * RISE
                 parts = left * (len(rest) - number)
-                risen[kind], _ = await self._ramp(population, {kind: 1.0}, held, first=first, parts=parts)
+                risen[kind], _ = await self._ramp(population, {kind: 1.0}, others, first=first, parts=parts)
                 of_kinds[kind] += risen[kind]
         kinds = {kind: saturation(judged) for kind, judged in of_kinds.items()}
         return Stage(mix, spread, population.rows, tuple(ramped), kinds, risen, bounded)
@@ -225,7 +229,7 @@ class StressTest:
         self,
         population: Population,
         varied: Mapping[OperationKind, float],
-        held: Mapping[OperationKind, float],
+        others: Mapping[OperationKind, float],
         *,
         first: float,
         parts: int,
@@ -235,7 +239,7 @@ class StressTest:
         Args:
             population: the rows.
             varied: operations of each kind in a rate of 1.
-            held: operations per second of other kinds, at any rate.
+            others: operations per second of other kinds, at any rate.
             first: the first rate.
             parts: number of equal parts of the remaining time and rows; the ramp has one.
 
@@ -243,7 +247,7 @@ class StressTest:
             The steps, and what ended the ramp early: `rows`, `seconds` or "".
         """
         bounds, mix, spread = self.bounds, self.mix, population.spread
-        unit, fixed = mix.entities(varied), mix.entities(held)
+        unit, fixed = mix.entities(varied), mix.entities(others)
         most = (bounds.most or spread.expected * _MOST) / unit
         until = self._spent + (bounds.seconds - self._spent) / parts
         upto = self._sent + (bounds.rows - self._sent) // parts
@@ -254,14 +258,14 @@ class StressTest:
             return until - self._spent, (upto - self._sent) / (rate * unit + fixed)
 
         async def offer(rate: float, seconds: float) -> Step:
-            rates = {**held, **{kind: part * rate for kind, part in varied.items()}}
+            rates = {**others, **{kind: part * rate for kind, part in varied.items()}}
             loading, requests = population.plan(rates, seconds)
             await self._write(loading, spread, lambda _rows: None)
             self._sent += sum(request.size for request in requests)
             offered = await self._generator.offer(requests)
             return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
-        rising = f", {next(iter(varied)).label}" if held else ""
+        rising = f", {next(iter(varied)).label}" if others else ""
         with self.progress.task(f"stress {spread.name}{rising}") as advance:
             begin = min(first, most)
             await offer(begin, min(_WARM_SECONDS, *(_WARM_SHARE * seconds for seconds in left(begin))))

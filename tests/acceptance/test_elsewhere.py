@@ -19,6 +19,7 @@ from rekey import LeaseSettings, aio
 from rekey.rehearse import project as rehearsing
 from rekey.rehearse.azurite import Azurite, _end, _wait_until_ready, find_azurite, find_node
 from rekey.rehearse.rehearsal import rehearse
+from rekey.rehearse.report import Briefly
 from tests.acceptance.forking import ForkedInstead
 from tests.acceptance.support import Project, Ran, users
 from tests.worlds.scripts import MOVE, named, under_writes
@@ -153,7 +154,7 @@ def test_a_rehearsal_of_a_move_proves_all_of_it(
     script = tmp_path / "0001_move.py"
     text = MOVE if capture == "delta" else under_writes(MOVE)
     script.write_text(named(text, "Users", "Users@targets"), "utf-8")
-    report = rehearse(script, rows=120, out=lambda _line: None, folder=tmp_path)
+    report = rehearse(script, rows=120, narrator=Briefly(lambda _line: None), folder=tmp_path)
     assert report.passed, report.as_text()
 
 

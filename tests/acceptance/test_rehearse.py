@@ -20,7 +20,7 @@ from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
 from rekey.rehearse import project
 from rekey.rehearse.rehearsal import rehearse
-from rekey.rehearse.report import RehearsalReport
+from rekey.rehearse.report import Briefly, RehearsalReport
 from tests.acceptance.forking import ForkedInstead
 from tests.asserts.every import every
 from tests.worlds.example_rows import users
@@ -82,7 +82,9 @@ def _commands(report: RehearsalReport) -> list[str]:
 def test_a_migration_with_content_derived_keys_and_index_tables_lives_its_whole_life(tmp_path: Path) -> None:
     """Kill, resume under writes, planted row, cutover, way back, cutover, complete, retire: all proved."""
     told: list[str] = []
-    report = rehearse(EXAMPLES / "0002_posts_by_month.py", rows=120, out=told.append, folder=tmp_path)
+    report = rehearse(
+        EXAMPLES / "0002_posts_by_month.py", rows=120, narrator=Briefly(told.append), folder=tmp_path
+    )
     assert report.passed, report.failure
     assert _commands(report).count("apply") >= 6
     assert {"plan", "verify", "rollback", "retire", "status"} <= set(_commands(report))
@@ -109,7 +111,7 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     script = tmp_path / "0002_posts_by_month.py"
     text = (EXAMPLES / script.name).read_text("utf-8")
     script.write_text(text.replace('capture="delta"', 'capture="dual-write"'), "utf-8")
-    report = rehearse(script, rows=120, out=lambda _: None, folder=tmp_path / "own")
+    report = rehearse(script, rows=120, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
     assert report.passed, report.failure
     assert not [step for step in report.steps if "--writers-stopped" in step.words]
     last = ["handover", "verify", "handover", "retire", "evidence", "evidence", "retire", "status"]
@@ -132,7 +134,7 @@ def test_every_edm_type_and_odd_keys_from_a_file_live_through_it_without_a_way_b
     """JSON Lines with every type at its limits; reverse=False leaves the rollback out and says so."""
     script = _script(tmp_path / "scripts", reverse="False")
     data = _json_lines(tmp_path / "rows.jsonl", 150)
-    report = rehearse(script, data=data, out=lambda _: None, folder=tmp_path / "own", keep=True)
+    report = rehearse(script, data=data, narrator=Briefly(lambda _: None), folder=tmp_path / "own", keep=True)
     assert report.passed, report.failure
     assert "rollback" not in _commands(report)
     assert "reverse=False" in report.left_out[0]
@@ -157,7 +159,7 @@ def test_what_was_assumed_about_a_csv_is_told_and_what_collides_fails_with_the_p
         for number in range(30):
             writer.writerow(["p", f"somebody{number}@mail.example", "text", number])
         writer.writerow(["p", "SOMEBODY7@mail.example", "text", ""])
-    report = rehearse(script, data=data, out=lambda _: None, folder=tmp_path / "own")
+    report = rehearse(script, data=data, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
     assert not report.passed
     assert "rekey plan 0001_everything --exact" in report.failure
     assert "mail.example" not in report.text()
@@ -178,7 +180,7 @@ def test_a_command_is_not_believed_when_the_tables_say_otherwise(tmp_path: Path)
         '    return row["PartitionKey"] + here + row["RowKey"]\n'
     )
     data = _json_lines(tmp_path / "rows.jsonl", 60)
-    report = rehearse(script, data=data, out=lambda _: None, folder=tmp_path / "own")
+    report = rehearse(script, data=data, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
     assert not report.passed
     assert "are not in the target" in report.failure
 
@@ -186,7 +188,7 @@ def test_a_command_is_not_believed_when_the_tables_say_otherwise(tmp_path: Path)
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     def refused(script: Path, **how: object) -> ConfigurationError:
         with pytest.raises(ConfigurationError) as error:
-            rehearse(script, out=lambda _: None, folder=tmp_path / "own", **how)  # type: ignore[arg-type]
+            rehearse(script, narrator=Briefly(lambda _: None), folder=tmp_path / "own", **how)  # type: ignore[arg-type]
         return error.value
 
     script = _script(tmp_path / "scripts")
@@ -195,7 +197,7 @@ def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(tmp_path
     broken = tmp_path / "0001_broken.py"
     broken.write_text("from rekey import")
     with pytest.raises(DeclarationError):
-        rehearse(broken, out=lambda _: None, folder=tmp_path / "own")
+        rehearse(broken, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
     assert list((tmp_path / "own").iterdir()) == []
 
 
@@ -205,7 +207,10 @@ def test_two_rows_of_one_key_in_a_file_are_refused(tmp_path: Path) -> None:
     twice.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
     with pytest.raises(ConfigurationError, match="row 31 has the key of an earlier row"):
         rehearse(
-            EXAMPLES / "0001_users_opaque_ids.py", data=twice, out=lambda _: None, folder=tmp_path / "own"
+            EXAMPLES / "0001_users_opaque_ids.py",
+            data=twice,
+            narrator=Briefly(lambda _: None),
+            folder=tmp_path / "own",
         )
     assert list((tmp_path / "own").iterdir()) == []
 

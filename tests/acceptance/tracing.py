@@ -152,7 +152,7 @@ def main(script: str, data: str) -> int:
 
     Project.start = loud  # type: ignore[method-assign]
     report = rehearse(
-        Path(script), data=Path(data), out=print, narrate=WithOutput, folder=Path(tempfile.gettempdir())
+        Path(script), data=Path(data), narrator=WithOutput(print), folder=Path(tempfile.gettempdir())
     )
     print(report.text())
     return 0 if report.passed else 1

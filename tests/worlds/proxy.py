@@ -23,7 +23,7 @@ from rekey.client.reading import LeaseSettings
 from rekey.declaration.migration import Declared
 from rekey.project.config import Config, account_key, load_config
 from rekey.proxy.access import Access
-from rekey.proxy.running import Listening, proxying
+from rekey.proxy.running import Listeners, Listening, proxying
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.serve.server import Address
 from tests.worlds.begun_migrations import SECRETS, WRAPPING_KEY
@@ -80,7 +80,7 @@ async def proxied(
     key = base64.b64decode(account_key(config.tables) or "")
     access = Access(config.tables.name, {"application": key, **(others or {})})
     async with proxying(
-        config, declared, access, ANYWHERE, ANYWHERE, not_followed=not_followed, settings=QUICK
+        config, declared, access, Listeners(ANYWHERE, ANYWHERE), not_followed=not_followed, settings=QUICK
     ) as found:
         yield found
 

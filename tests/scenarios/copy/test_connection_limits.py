@@ -19,7 +19,7 @@ from aiohttp import web
 from rekey.project.config import Config
 from rekey.proxy.access import Access
 from rekey.proxy.meter import Meter
-from rekey.proxy.running import Listening, proxying
+from rekey.proxy.running import Listeners, Listening, proxying
 from rekey.serve import sockets
 from tests.scenarios.proxy.test_sockets import HEAD, config_in, exchange
 from tests.worlds.proxy import ANYWHERE
@@ -56,7 +56,7 @@ async def proxied(
     limits = replace(config.proxy.limits, request_s=1, idle_s=1)
     config = replace(config, proxy=replace(config.proxy, limits=limits))
     access = Access(config.tables.name, {"application": b"x" * 32})
-    async with proxying(config, [], access, ANYWHERE, ANYWHERE, tls=tls) as found:
+    async with proxying(config, [], access, Listeners(ANYWHERE, ANYWHERE, tls)) as found:
         yield found, found.health._meter
 
 

@@ -86,7 +86,7 @@ async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes:
     for kind, limit in limits.items():
         assert found[kind].limit is Limit.SERVICE
         assert found[kind].rate == pytest.approx(limit, rel=0.1), kind
-    assert stage.found.rate == pytest.approx(15 / SHARES[UPDATE], rel=0.1)
+    assert stage.saturation.rate == pytest.approx(15 / SHARES[UPDATE], rel=0.1)
     assert stage.below_target == {}, "a kind is refused in all partitions alike"
     for kind in set(OperationKind) - set(limits):
         assert found[kind].limit is Limit.NOTHING, kind
@@ -112,8 +112,8 @@ async def test_no_request_fails_because_of_the_others(clock: FakeClock, notes: N
     mix = Mix({DELETE: 0.6, READ: 0.2, INSERT: 0.1, QUERY: 0.1}, top=5, rows=100, partitions=5)
     report = await world.tried(mix, bounds=Bounds(rows=4_000, seconds=1_000, step_seconds=2, most=100))
     for stage in report.stages:
-        assert stage.steps and stage.found.limit is Limit.NOTHING
-        assert every(one.step.refused == one.step.failed == 0 for one in stage.steps)
+        assert stage.steps and stage.saturation.limit is Limit.NOTHING
+        assert every(one.step.counts.refused == one.step.counts.failed == 0 for one in stage.steps)
         for step in (one.step for one in stage.steps):
             assert step.entities > step.achieved, "range queries return several entities"
     assert len(world.at_end) >= 200

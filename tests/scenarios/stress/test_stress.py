@@ -113,9 +113,9 @@ async def test_latency_counts_from_when_a_request_was_due(clock: FakeClock) -> N
     await service.create_table("Tried")
     step = await offered(service, clock, 100, 10)
     assert step.achieved == pytest.approx(100, rel=0.02)
-    assert step.p50 is not None and step.p50 < 0.1
-    assert step.p95 == pytest.approx(1.6, abs=0.2)
-    assert step.p99 is not None and step.p99 > 1.8
+    assert step.latency.p50 is not None and step.latency.p50 < 0.1
+    assert step.latency.p95 == pytest.approx(1.6, abs=0.2)
+    assert step.latency.p99 is not None and step.latency.p99 > 1.8
 
 
 async def test_waiting_requests_are_bounded(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ async def test_waiting_requests_are_bounded(clock: FakeClock, monkeypatch: pytes
     await service.create_table("Tried")
     step = await offered(service, clock, 40, 4)
     assert most == 20
-    assert step.unsent == 120
+    assert step.counts.unsent == 120
     assert step.achieved == 0.0
 
 
@@ -152,8 +152,8 @@ async def test_refusals_are_told_apart_from_lost_answers(clock: FakeClock) -> No
     service = MemoryTableService(clock=clock, faults=Failing(every_fifth))
     await service.create_table("Tried")
     step = await offered(service, clock, 100, 8)
-    assert step.requests == 600
-    assert (step.refused, step.failed) == (120, 120)
+    assert step.counts.sent == 600
+    assert (step.counts.refused, step.counts.failed) == (120, 120)
     assert step.achieved == pytest.approx(60, rel=0.05)
 
 
@@ -168,9 +168,9 @@ async def test_partition_limit_is_found(clock: FakeClock, notes: Notes, limit: f
         service, notes, clock, spreads=[Spread("Users", (1, 1, 1, 1))], bounds=bounds, batch=batch
     )
     one, spread = report.stages
-    assert one.found.limit is spread.found.limit is Limit.SERVICE
-    assert one.found.rate == pytest.approx(limit, rel=0.1)
-    assert spread.found.rate == pytest.approx(4 * limit, rel=0.1)
+    assert one.saturation.limit is spread.saturation.limit is Limit.SERVICE
+    assert one.saturation.rate == pytest.approx(limit, rel=0.1)
+    assert spread.saturation.rate == pytest.approx(4 * limit, rel=0.1)
     assert one.spread.expected == 2_000 and spread.spread.expected == 8_000
 
 
@@ -178,7 +178,7 @@ async def test_a_hot_partition_limits_its_design(clock: FakeClock, notes: Notes)
     """Half of all rows go to one partition: the other hundred do not help."""
     service = service_with(clock, limit=400)
     report = await tried(service, notes, clock, spreads=[Spread("Users", (100, *[1] * 100))])
-    assert report.stages[1].found.rate == pytest.approx(800, rel=0.1)
+    assert report.stages[1].saturation.rate == pytest.approx(800, rel=0.1)
 
 
 async def test_without_a_limit_it_ends_at_twice_the_targets(clock: FakeClock, notes: Notes) -> None:
@@ -186,8 +186,8 @@ async def test_without_a_limit_it_ends_at_twice_the_targets(clock: FakeClock, no
     report = await tried(
         service_with(clock), notes, clock, spreads=[Spread("Users", (1, 1))], bounds=bounds, batch=100
     )
-    assert [stage.found.limit for stage in report.stages] == [Limit.NOTHING] * 2
-    assert [stage.found.rate for stage in report.stages] == pytest.approx([4_000, 8_000], rel=0.01)
+    assert [stage.saturation.limit for stage in report.stages] == [Limit.NOTHING] * 2
+    assert [stage.saturation.rate for stage in report.stages] == pytest.approx([4_000, 8_000], rel=0.01)
 
 
 async def test_rows_and_seconds_are_shared_by_the_stages(clock: FakeClock, notes: Notes) -> None:

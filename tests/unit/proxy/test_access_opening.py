@@ -140,7 +140,7 @@ async def test_new_connections_get_current_certs(tmp_path: Path, monkeypatch: py
         former = key.read_bytes()
         made(certificate, key, "second")
         assert await shown(server) == first, "it looks seldom"
-        monkeypatch.setattr(tls, "LOOK_S", 0.0)
+        monkeypatch.setattr(tls, "CHECK_S", 0.0)
         whole = key.read_bytes()
         key.write_bytes(former)
         assert await shown(server) == first, "certificate and key do not belong together"

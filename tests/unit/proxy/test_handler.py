@@ -75,7 +75,7 @@ async def test_another_accounts_tables_get_their_tokens(signed: str, header: str
     """The source's account must not see a token for another one, and has not that table's policies."""
     world, there = World(tokens=True), World()
     cast(Any, world).is_open = False
-    world.handler.elsewhere = cast(Upstream, there)
+    world.handler.target_upstream = cast(Upstream, there)
     world.handler.routes._routes[""]["moved"] = Route("New@targets", cast(ClientCore, world), "Moved")
     sent = f"GET /acct/Moved(){signed} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode()
     await exchange(world, [sent], secure=True)

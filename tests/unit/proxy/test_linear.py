@@ -108,7 +108,7 @@ def judge(method: str, target: str, headers: Iterable[tuple[str, str]], body: by
         handler.inserted_key(asked)
         answer.is_atom(asked)
         answer.reply_of(asked.headers, handler.answer_to(RuntimeError(), "", reads=True))
-        if asked.kind is parse.Kind.BATCH:
+        if asked.kind is parse.ResourceKind.BATCH:
             batch.read_batch(asked, "acme")
         sas.confined(asked.query, sas.Within(("a", None), None))
 

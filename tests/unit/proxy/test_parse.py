@@ -30,7 +30,7 @@ from rekey.proxy.answer import Renaming, reply_of, reply_to_write
 from rekey.proxy.batch import read_batch, write_answers, write_batch
 from rekey.proxy.forward import passed_back, passed_on
 from rekey.proxy.handler import answer_to, inserted_key
-from rekey.proxy.parse import Incoming, Kind, parse, unsigned
+from rekey.proxy.parse import Incoming, ResourceKind, parse, unsigned
 from rekey.tables.base import Operation, Verb
 from tests.worlds.proxy import changeset
 
@@ -45,27 +45,29 @@ def asked(method: str, target: str, *headers: tuple[str, str]) -> Incoming:
 @pytest.mark.parametrize(
     ("method", "target", "kind", "table"),
     [
-        ("GET", "/acct/Users()", Kind.ROWS, "Users"),
-        ("GET", "/Users?$top=1", Kind.ROWS, "Users"),
-        ("GET", "/acct?restype=service&comp=properties", Kind.SERVICE, ""),
-        ("PUT", "/?restype=service&comp=properties", Kind.SERVICE, ""),
-        ("GET", "/acct/Tables", Kind.TABLES, ""),
-        ("POST", "/Tables()", Kind.TABLES, ""),
-        ("DELETE", "/Tables('Users')", Kind.TABLE, "Users"),
-        ("DELETE", "/Tables(%27Users%27)", Kind.TABLE, "Users"),
-        ("POST", "/$batch", Kind.BATCH, ""),
-        ("POST", "/%24batch", Kind.BATCH, ""),
-        ("GET", "/acct/Users?comp=acl", Kind.ROWS, "Users"),
-        ("GET", "/acct", Kind.ROWS, "acct"),
-        ("GET", "http://elsewhere:10102/acct/Users()", Kind.ROWS, "Users"),
-        ("GET", "HTTPS://[::1]/Users()?$top=1", Kind.ROWS, "Users"),
-        ("POST", "http://elsewhere/acct/$batch", Kind.BATCH, ""),
-        ("GET", "http://elsewhere?restype=service&comp=properties", Kind.SERVICE, ""),
-        ("GET", "/acct-secondary/Users()", Kind.ROWS, "Users"),
-        ("GET", "/acct-secondary/?restype=service&comp=stats", Kind.SERVICE, ""),
+        ("GET", "/acct/Users()", ResourceKind.ROWS, "Users"),
+        ("GET", "/Users?$top=1", ResourceKind.ROWS, "Users"),
+        ("GET", "/acct?restype=service&comp=properties", ResourceKind.SERVICE, ""),
+        ("PUT", "/?restype=service&comp=properties", ResourceKind.SERVICE, ""),
+        ("GET", "/acct/Tables", ResourceKind.TABLES, ""),
+        ("POST", "/Tables()", ResourceKind.TABLES, ""),
+        ("DELETE", "/Tables('Users')", ResourceKind.TABLE, "Users"),
+        ("DELETE", "/Tables(%27Users%27)", ResourceKind.TABLE, "Users"),
+        ("POST", "/$batch", ResourceKind.BATCH, ""),
+        ("POST", "/%24batch", ResourceKind.BATCH, ""),
+        ("GET", "/acct/Users?comp=acl", ResourceKind.ROWS, "Users"),
+        ("GET", "/acct", ResourceKind.ROWS, "acct"),
+        ("GET", "http://elsewhere:10102/acct/Users()", ResourceKind.ROWS, "Users"),
+        ("GET", "HTTPS://[::1]/Users()?$top=1", ResourceKind.ROWS, "Users"),
+        ("POST", "http://elsewhere/acct/$batch", ResourceKind.BATCH, ""),
+        ("GET", "http://elsewhere?restype=service&comp=properties", ResourceKind.SERVICE, ""),
+        ("GET", "/acct-secondary/Users()", ResourceKind.ROWS, "Users"),
+        ("GET", "/acct-secondary/?restype=service&comp=stats", ResourceKind.SERVICE, ""),
     ],
 )
-def test_a_resource_is_told_by_the_last_segment(method: str, target: str, kind: Kind, table: str) -> None:
+def test_a_resource_is_told_by_the_last_segment(
+    method: str, target: str, kind: ResourceKind, table: str
+) -> None:
     found = asked(method, target)
     assert (found.kind, found.table) == (kind, table)
 
@@ -85,7 +87,7 @@ def test_a_resource_is_told_by_the_last_segment(method: str, target: str, kind: 
 def test_a_key_is_what_the_address_says(spelled: str, key: EntityKey) -> None:
     """Doubled quotes are one; percent-encoding is taken off once; no comma or quote in a key ends it."""
     found = asked("GET", f"/acct/Users({spelled})")
-    assert (found.kind, found.key) == (Kind.ROW, key)
+    assert (found.kind, found.key) == (ResourceKind.ROW, key)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_whatever_comes_is_read_or_refused(method: str, target: str, headers: li
         assert 400 <= refused.status < 500
         return
     assert "/" not in found.resource
-    assert found.kind is not Kind.ROW or found.key is not None
+    assert found.kind is not ResourceKind.ROW or found.key is not None
 
 
 PIECES = st.lists(

@@ -17,7 +17,7 @@ from rekey.errors import RequestRejected
 from rekey.proxy import sas
 from rekey.proxy.answer import Reply, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
-from rekey.proxy.parse import Incoming, Kind, parameters, parse
+from rekey.proxy.parse import Incoming, ResourceKind, parameters, parse
 from tests.unit.tables.test_service_facts import facts
 
 ACCOUNT, BASE = "account", "https://account.table.core.windows.net"
@@ -30,12 +30,15 @@ def read(fact: Fact) -> tuple[Incoming, Batch | None]:
     """Return a recorded request as the proxy reads it."""
     asked = parse(fact["method"], fact["target"], fact.get("headers", {}).items(), ACCOUNT)
     asked = replace(asked, content=fact.get("body", "").encode())
-    return asked, read_batch(asked, ACCOUNT) if asked.kind is Kind.BATCH else None
+    return asked, read_batch(asked, ACCOUNT) if asked.kind is ResourceKind.BATCH else None
 
 
 def is_about_rows(fact: Fact) -> bool:
     """Tell whether a client would carry the request, were its table one of a migration."""
-    return fact["kind"] in (Kind.ROWS, Kind.ROW, Kind.BATCH) and "comp=" not in fact["target"]
+    return (
+        fact["kind"] in (ResourceKind.ROWS, ResourceKind.ROW, ResourceKind.BATCH)
+        and "comp=" not in fact["target"]
+    )
 
 
 def chosen(*, wrote: bool) -> list[Any]:
@@ -54,11 +57,13 @@ def test_a_recorded_request_is_read_as_what_it_was(fact: Fact) -> None:
     """Its resource, its table and its method; a signature in it is understood, but for a stored policy's."""
     asked, _ = read(fact)
     assert asked.kind == fact["kind"]
-    assert asked.table == ("Table" if asked.kind in (Kind.ROWS, Kind.ROW, Kind.TABLE) else "")
+    assert asked.table == (
+        "Table" if asked.kind in (ResourceKind.ROWS, ResourceKind.ROW, ResourceKind.TABLE) else ""
+    )
     assert (asked.method, asked.sent_method) == (fact["method"], fact["method"])
     said = parameters(asked.query)
     if "sig" in said and said["se" if "se" in said else "si"] not in ("end", "testid"):  # replaced
-        assert sas.read(said).said["sp"] == said["sp"]
+        assert sas.read(said).parameters["sp"] == said["sp"]
 
 
 @pytest.mark.parametrize("fact", chosen(wrote=False))
@@ -69,7 +74,7 @@ def test_a_recorded_read_is_no_write(fact: Fact) -> None:
         return
     call = call_in(asked, "Table")
     assert isinstance(call, Read)
-    assert (call.key is not None) is (asked.kind is Kind.ROW)
+    assert (call.key is not None) is (asked.kind is ResourceKind.ROW)
 
 
 @pytest.mark.parametrize("fact", chosen(wrote=True))
@@ -106,7 +111,7 @@ def test_what_the_service_refused_is_refused_with_its_code_or_passed_on(fact: Fa
     )
 
 
-@pytest.mark.parametrize("fact", [one for one in RECORDED if one.values[0]["kind"] == Kind.BATCH])
+@pytest.mark.parametrize("fact", [one for one in RECORDED if one.values[0]["kind"] == ResourceKind.BATCH])
 def test_a_recorded_transaction_that_is_written_anew_is_read_as_before(fact: Fact) -> None:
     asked, batch = read(fact)
     assert batch is not None
@@ -118,7 +123,7 @@ def test_a_recorded_transaction_that_is_written_anew_is_read_as_before(fact: Fac
 
 def answers_of(fact: Fact) -> list[tuple[int, dict[str, str], Any]]:
     """Return what can be compared of the recorded answer: of each operation status, headers and row."""
-    if fact["kind"] != Kind.BATCH:
+    if fact["kind"] != ResourceKind.BATCH:
         return [told(fact["status"], fact.get("answer", {}), fact.get("answered", ""))]
     return parts_of(fact["answered"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from rekey.errors import ConfigurationError
 from rekey.project.config import read_toml
-from rekey.stress.judge import Limit, Step, judge_ramp, measure, refusing, saturation
+from rekey.stress.judge import Limit, MachineUse, Step, judge_ramp, measure, refusing, saturation
 from rekey.stress.mix import Mix, OperationKind, read_mix
 from rekey.stress.requests import Offered, Population, Request, Response
 from rekey.stress.spread import Spread
@@ -195,8 +195,8 @@ def test_a_partition_that_refuses_is_named_with_what_it_takes() -> None:
 def test_a_step_that_was_sent_late_names_no_partition() -> None:
     """Requests that come in bursts are refused by a partition that carries the same rate evenly."""
     step = stepped(200, {(None, 3): 3})
-    assert refusing([replace(step, late=0.2)]) == {}
-    assert refusing([step, replace(step, late=0.2)]) == refusing([step])
+    assert refusing([replace(step, machine=MachineUse(late=0.2))]) == {}
+    assert refusing([step, replace(step, machine=MachineUse(late=0.2))]) == refusing([step])
 
 
 def test_a_partition_is_named_also_where_a_kind_is_refused_everywhere() -> None:

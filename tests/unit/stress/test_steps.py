@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.stress.judge import Judged, Limit, Step, judge, judge_all, next_rate, percentile, saturation
+from rekey.stress.judge import (
+    Judged,
+    Latency,
+    Limit,
+    MachineUse,
+    RequestCounts,
+    Step,
+    judge,
+    judge_all,
+    next_rate,
+    percentile,
+    saturation,
+)
 
 
 def step(
@@ -20,13 +32,9 @@ def step(
         offered=offered,
         achieved=offered if carried is None else carried,
         seconds=4.0,
-        requests=1000,
-        refused=round(1000 * refused),
-        p50=p95 / 2,
-        p95=p95,
-        p99=p95 * 2,
-        late=late,
-        processor=processor,
+        counts=RequestCounts(1000, refused=round(1000 * refused)),
+        latency=Latency(p95 / 2, p95, p95 * 2),
+        machine=MachineUse(late, processor),
     )
 
 
@@ -65,7 +73,7 @@ def test_each_sign_of_saturation_is_enough_and_is_said(sign: Step, words: str) -
 
 
 def test_requests_without_an_answer_count_like_refused_ones() -> None:
-    silent = Step(offered=500, achieved=499, seconds=4.0, requests=1000, failed=20)
+    silent = Step(offered=500, achieved=499, seconds=4.0, counts=RequestCounts(1000, failed=20))
     assert judge(silent, None).limit is Limit.SERVICE
 
 
@@ -102,7 +110,7 @@ def test_the_first_clean_step_says_what_is_usual() -> None:
 
 def test_one_request_more_or_less_is_no_difference() -> None:
     """250 rows/s in requests of 100 are nine or ten requests in four seconds."""
-    few = {"offered": 250, "achieved": 225, "seconds": 4.0, "requests": 9}
+    few = {"offered": 250, "achieved": 225, "seconds": 4.0, "counts": RequestCounts(9)}
     assert judge(Step(**few, grain=25), None).limit is Limit.NOTHING  # type: ignore[arg-type]
     assert judge(Step(**few, grain=5), None).limit is Limit.SERVICE  # type: ignore[arg-type]
 
