@@ -233,7 +233,7 @@ def apply(
                     shell.say(result.as_text(shell))
                 raise
             shell.say(result.as_text(shell))
-    if results and not shell.json:
+    if results and not shell.options.json:
         return ExitCode.DONE
     document = {"migrations": [result.as_json() for result in results]}
     return shell.emit(document, "Nothing to apply: every migration is complete.")

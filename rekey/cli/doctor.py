@@ -38,7 +38,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
     """
     if live and read_only:
         raise click.UsageError("--live makes tables: leave out --read-only")
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     signer = open_signer(config) if live else None
     observed = shell.do(observe(config, connect=shell.connect, ask=shell.ask, writes=not read_only))
     report, document = examine(observed), dict[str, object]()

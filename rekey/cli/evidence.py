@@ -70,7 +70,7 @@ private  {file} (keep it to yourself)
 public   {public} (hand it to the auditors)
 key id   {key.key_id}
 
-Next: name it in {shell.config_path}:
+Next: name it in {shell.config.path}:
   [evidence]
   key_file = "{file}"
 """
@@ -210,7 +210,7 @@ def recompute(
         raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
-    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env, targets)
+    config = load_config(shell.config.path) if endpoint is None else reading(endpoint, key_env, targets)
     for table in (recorded["source"], *(target["table"] for target in recorded["tables"])):
         config.holding(table)
 
@@ -286,7 +286,7 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
             raise ConfigurationError(error.what, hint=_GIVE_KEY) from None
         if config is None:
             what = (
-                f"the audit log of the project {shell.config_path} does not say that it exported this bundle,"
+                f"the audit log of the project {shell.config.path} does not say that it exported this bundle,"
                 " so its key is not taken for the one that signed it"
             )
         elif (signer := open_signer(config)) is not None:
@@ -302,14 +302,14 @@ def _exporter(shell: Shell, folder: Path) -> Config | None:
     state file is only read. Raises ConfigurationError, and the errors of `State.open`."""
     sha256 = statement_sha256(folder)
     _refuse_within(shell, folder)
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     with State.open(config.state, read_only=True) as state:
         return config if exports_of(state, sha256) else None
 
 
 def _refuse_within(shell: Shell, folder: Path) -> None:
     """Raise ConfigurationError for a project inside the bundle: it comes from the maker of the bundle."""
-    path = shell.config_path
+    path = shell.config.path
     places = (path.parent.resolve() / path.name, path.resolve())
     if any(place.is_relative_to(folder.resolve()) for place in places):
         raise refusal("project-in-bundle", project=path, give_key=_GIVE_KEY)

@@ -68,7 +68,7 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
 
 
 def _begun(shell: Shell) -> list[Begun]:
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     scripts: dict[str, Declared | None] = {}
     with State.open(config.state, read_only=True) as state:
         for script_id in state.script_ids():

@@ -35,7 +35,7 @@ def init(shell: Shell, folder: Path, example: bool) -> ExitCode:
     evidence.pem) and secrets (*.secret). Overwrites nothing. Where `rekey azurite --port` runs, the
     configuration names that port. With --example everything is there to try a first migration.
     """
-    config = folder / (DEFAULT_CONFIG_PATH if shell.config_is_above else shell.config_path)
+    config = folder / (DEFAULT_CONFIG_PATH if shell.config.is_above else shell.config.path)
     text, ports = default_config(), running_in_background()
     if len(ports) == 1:
         text = text.replace(endpoint_at(USUAL_PORT), endpoint_at(ports[0]))

@@ -43,7 +43,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     section, account = config.holding(table)
     async with shell.connect(config) as accounts:
         try:

@@ -240,7 +240,7 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     if "--json" not in words:
         shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
         return ExitCode.USAGE
-    shell.json = True
+    shell.options.json = True
     return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
 
 
@@ -250,13 +250,13 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if name in _READ_ONLY and failure.kept.startswith(_CHECKPOINT):
         failure.kept = f"{name} writes nothing."
     failure.hint = shell.typed_here(failure.hint)
-    if shell.json or "--json" in words:
-        shell.json = True
+    if shell.options.json or "--json" in words:
+        shell.options.json = True
         shell.emit({**shell.so_far, **failure.as_json()}, "")
     shell.note(f"rekey: {failure}", "error", **failure.as_json())
-    if shell.debug and isinstance(failure, FaultOfRekey):
+    if shell.options.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
-    if shell.debug and isinstance(failure, DeclarationError) and failure.fault:
+    if shell.options.debug and isinstance(failure, DeclarationError) and failure.fault:
         # Raised before any row is read, so it holds no key.
         shell.note(f"the script's own text: {without_variables(failure.fault)}", "error")
     return int(failure.exit_code)

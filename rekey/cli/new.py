@@ -60,7 +60,7 @@ def new(
             raise click.UsageError(f"{option}: {problem}; {TABLE_NAME_CURE}")
     if from_table.lower() == to_table.lower():
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     folder, parts = config.migrations, _ONE
     if each is not None:
         tables = shell.do(_matching_tables(shell, config, each))

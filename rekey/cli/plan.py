@@ -104,7 +104,7 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
     """Compare the designs of two scripts, which need not be in the folder of migrations."""
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     designs = [
         load_script(Path(name)) if Path(name).is_file() else open_project(shell).choose(name)
         for name in scripts

@@ -177,7 +177,7 @@ def open_project(shell: Shell) -> Project:
         ConfigurationError: see `load_config`; or there is no script.
         DeclarationError: a script is wrong.
     """
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     for doubt in config.warnings():
         shell.note(f"warning: {doubt}", "warning")
     project = _read(config)
@@ -242,7 +242,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
     stop = StopFlag()
     with (
-        signals.stopping(stop, log_json=shell.log_json),
+        signals.stopping(stop, log_json=shell.options.log_json),
         Session(
             project.config,
             project.scripts,

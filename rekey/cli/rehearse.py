@@ -63,7 +63,7 @@ def rehearse(
     """
     if data is not None and rows is not None:
         raise click.UsageError("--rows is for rows that are made up; --data FILE gives them")
-    out = shell.note if shell.json else shell.say
+    out = shell.note if shell.options.json else shell.say
     if demo:
         if script is not None or data is not None:
             raise click.UsageError("--demo has a script and rows of its own: leave SCRIPT and --data out")

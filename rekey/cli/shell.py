@@ -68,6 +68,29 @@ class Surroundings:
     ask: Ask | None = None
 
 
+@dataclass(slots=True)
+class ConfigChoice:
+    """The configuration file that a call works with."""
+
+    path: Path = Path(DEFAULT_CONFIG_PATH)
+    # It was found in a folder above the current one.
+    is_above: bool = False
+    # Given on the command line: commands named in messages must give it, too.
+    is_named: bool = False
+
+
+@dataclass(slots=True)
+class CommonOptions:
+    """The options of every command."""
+
+    json: bool = False
+    # Draw progress bars when standard error is a terminal.
+    bars: bool = True
+    debug: bool = False
+    verbose: int = 0
+    log_json: bool = False
+
+
 @dataclass
 class Shell:
     """One call of `rekey`: its common options and its output streams.
@@ -80,17 +103,8 @@ class Shell:
     # The streams as they were when the call began; only their edges `out` and `err` write to them.
     stdout: TextIO = field(default_factory=lambda: sys.stdout)
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
-    config_path: Path = Path(DEFAULT_CONFIG_PATH)
-    # It was found in a folder above the current one.
-    config_is_above: bool = False
-    # Given on the command line: commands named in messages must give it, too.
-    config_said: bool = False
-    json: bool = False
-    # Draw progress bars when standard error is a terminal.
-    bars: bool = True
-    debug: bool = False
-    verbose: int = 0
-    log_json: bool = False
+    config: ConfigChoice = field(default_factory=ConfigChoice)
+    options: CommonOptions = field(default_factory=CommonOptions)
     # Members of the JSON document that are printed also when the command fails.
     so_far: dict[str, Any] = field(default_factory=dict)
     # Connected last.
@@ -108,16 +122,16 @@ class Shell:
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
         """Print the result, with `--json` the document, else the text; return the exit code."""
         whole = {"exit_code": int(code), **document}
-        _print(self.out, json.dumps(whole, indent=2, default=str) if self.json else text)
+        _print(self.out, json.dumps(whole, indent=2, default=str) if self.options.json else text)
         return code
 
     def emit_line(self, document: dict[str, Any], text: str) -> None:
         """Print one of several results: the document on one line with `--json`, else the text."""
-        _print(self.out, json.dumps(document, default=str) if self.json else text)
+        _print(self.out, json.dumps(document, default=str) if self.options.json else text)
 
     def say(self, text: str) -> None:
         """Print text for people to standard output, before the result; nothing with `--json`."""
-        if not self.json:
+        if not self.options.json:
             _print(self.out, text)
 
     def tell_before_error(self, document: dict[str, Any], text: str) -> None:
@@ -128,14 +142,14 @@ class Shell:
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
         """Print one sentence to standard error, or log it as an event (`rekey.core.logs.EVENTS`)."""
-        if self.log_json:
+        if self.options.log_json:
             level = event if event in ("warning", "error") else "info"
             text = logs.json_line(event, text, level, **figures)
         _print(self._log, text)
 
     def log_as_json(self) -> None:
         """Log events as JSON from now on. The text of anything else on standard error is withheld."""
-        self.log_json = True
+        self.options.log_json = True
         self.err = cast("TextIO", Withheld(self.note))
         self.log_to(self._log)
         sys.stderr = self.err
@@ -155,7 +169,7 @@ class Shell:
     @property
     def has_project(self) -> bool:
         """Whether there is a configuration; one named on the command line counts, existing or not."""
-        return self.config_said or self.config_path.exists()
+        return self.config.is_named or self.config.path.exists()
 
     @property
     def clock(self) -> Clock:
@@ -193,10 +207,15 @@ class Shell:
             from rekey.cli.progress import Bars, Lines
 
             clock = self.clock
-            if self.bars and not self.json and not self.log_json and self.stderr.isatty():
+            if (
+                self.options.bars
+                and not self.options.json
+                and not self.options.log_json
+                and self.stderr.isatty()
+            ):
                 self.display = Bars(self.stderr, clock, self.silences)
             else:
-                self.display = Lines(self.note, clock, self.silences, of_passes=self.bars)
+                self.display = Lines(self.note, clock, self.silences, of_passes=self.options.bars)
         return self.display
 
     def silences(self) -> Sequence[Silence]:
@@ -205,7 +224,7 @@ class Shell:
 
     def command(self, words: str) -> str:
         """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
-        text = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
+        text = f" --config {shlex.quote(str(self.config.path))}" if self.config.is_named else ""
         return f"rekey {words}{text}"
 
     def typed_here(self, text: str) -> str:
@@ -286,16 +305,16 @@ def _silence(stream: TextIO) -> None:
 
 def _set_config(context: click.Context, parameter: click.Parameter, value: str) -> None:
     shell: Shell = context.obj
-    shell.config_path = Path(value)
+    shell.config.path = Path(value)
     source = context.get_parameter_source(parameter.name or "")
-    shell.config_said = source is click.core.ParameterSource.COMMANDLINE
+    shell.config.is_named = source is click.core.ParameterSource.COMMANDLINE
     try:
         here = Path.cwd()
     except FileNotFoundError:
         raise refusal("no-current-folder") from None
-    if source is click.core.ParameterSource.DEFAULT and not shell.config_path.exists():
+    if source is click.core.ParameterSource.DEFAULT and not shell.config.path.exists():
         above = _config_above(here)
-        shell.config_path, shell.config_is_above = above or shell.config_path, above is not None
+        shell.config.path, shell.config.is_above = above or shell.config.path, above is not None
 
 
 def _config_above(folder: Path) -> Path | None:
@@ -316,12 +335,12 @@ def _config_above(folder: Path) -> Path | None:
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    setattr(context.obj, parameter.name or "", value)
+    setattr(context.obj.options, parameter.name or "", value)
 
 
 def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    context.obj.verbose = value
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, context.obj.log_json), 2)]
+    context.obj.options.verbose = value
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, context.obj.options.log_json), 2)]
     logging.getLogger("rekey").setLevel(level)
     # While a service is down many requests are retried; that it is down is an event of its own.
     logging.getLogger("rekey.tables").setLevel(level if value else logging.WARNING)

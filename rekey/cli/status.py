@@ -62,7 +62,10 @@ def status(
     lines += [
         line
         for status in sorted(seen.statuses, key=lambda status: status.verdict.safe)
-        for line in [*status_lines(status, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
+        for line in [
+            *status_lines(status, shell.command, requests=requests, verbose=shell.options.verbose > 0),
+            "",
+        ]
     ]
     for script_id, error in () if scripts or group else project.broken.items():
         if script_id not in project.scripts:

@@ -66,7 +66,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
 
     The gate of cutover is asked; where it refuses, the migration is followed as before. It counts once.
     """
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     runner = pulse.read(config.state, shell.clock.ticks())
     if runner is None or not runner.following:
         # A request to proceed that no run hears now must not wait for a later one.
@@ -83,7 +83,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
 def _say(
     shell: Shell, change: Callable[[Steering], Steering], done: str = "", *, only_show: bool = False
 ) -> ExitCode:
-    config = load_config(shell.config_path)
+    config = load_config(shell.config.path)
     setting = steering.read(config.state)
     if setting is None and only_show:
         raise refusal("not-understood", file=steering.path_of(config.state))

@@ -14,7 +14,7 @@ import pytest
 
 from rekey.cli.main import COMMON_OPTIONS, options_last, rekey, run
 from rekey.cli.progress import Bars, Lines
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import CommonOptions, Shell, command
 from rekey.errors import ExitCode
 from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, labelled, table
 from rekey.state.store import State
@@ -230,9 +230,9 @@ def test_next_steps_carry_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
     assert isinstance(Shell(stderr=Terminal()).progress(), Bars)
-    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Lines)
+    assert isinstance(Shell(stderr=Terminal(), options=CommonOptions(bars=False)).progress(), Lines)
     assert isinstance(Shell(stderr=io.StringIO()).progress(), Lines)
-    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Lines)
+    assert isinstance(Shell(stderr=Terminal(), options=CommonOptions(json=True)).progress(), Lines)
 
 
 def test_a_bar_shows_rows_rate_and_expected_end() -> None:
