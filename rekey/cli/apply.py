@@ -224,7 +224,7 @@ def apply(
         for declared in chosen:
             result = _Result(declared)
             results.append(result)
-            session.phase_ended = partial(result.ran, shell)
+            session.caller.phase_ended = partial(result.ran, shell)
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
             except Exception:
@@ -250,7 +250,7 @@ def _apply_group(
         results[run.script_id].ran(shell, run, titled=last != run.script_id)
         last = run.script_id
 
-    session.phase_ended = ran
+    session.caller.phase_ended = ran
     ledger_ids = session.state.ledger_ids()
     for declared in chosen:
         _require_no_wait(declared, waits(declared, session.scripts, ledger_ids))

@@ -238,7 +238,7 @@ def _is_made(path: Path) -> bool:
 def open_session(shell: Shell, project: Project, options: Options | None = None) -> Iterator[Session]:
     """Open a session that SIGINT and SIGTERM stop at a checkpoint."""
     from rekey.runner.run import Options, StopFlag
-    from rekey.runner.session import Session
+    from rekey.runner.session import Caller, Session
 
     stop = StopFlag()
     with (
@@ -249,8 +249,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
             options=options or Options(),
             progress=shell.progress(),
             stop=stop,
-            connect_to=shell.connect,
-            clock=shell.clock,
+            caller=Caller(shell.connect, shell.clock),
         ) as session,
     ):
         yield session

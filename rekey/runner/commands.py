@@ -219,7 +219,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
         RekeyError: what passes, comparisons and the cutover raise, except refusals and findings.
     """
     follower, own, script_id = Follower(run), run.options, run.script_id
-    session.following = follower.since
+    session.at_work.following = follower.since
     session.beat()
     while True:
         try:
@@ -246,7 +246,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
         finally:
             run.options = own
     follower.ended()
-    session.following = ""
+    session.at_work.following = ""
 
 
 @contextmanager

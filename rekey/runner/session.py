@@ -72,6 +72,29 @@ _WATCH_EVERY_S = 1.0
 _STEERED = "steered"
 
 
+@dataclass(slots=True)
+class Caller:
+    """What a session takes from its caller."""
+
+    # Connects the accounts; tests give tables in memory.
+    connect_to: Callable[[Config], Accounts] = connect
+    clock: Clock = field(default_factory=SystemClock)
+    # Runs the work and is not closed by the session; None: the session makes one. One loop for the whole
+    # session: yoyo's steps are synchronous calls, and connections and lease renewal live on between them.
+    loop: asyncio.Runner | None = None
+    # Called with each run of a phase when it has ended, done or not.
+    phase_ended: Callable[[PhaseRun], None] = lambda _run: None
+
+
+@dataclass(slots=True)
+class AtWork:
+    """What a session works on, for the pulse."""
+
+    script_id: str = ""
+    # Since when it follows the migration (`apply --follow`); "": it does not.
+    following: str = ""
+
+
 @dataclass(eq=False, repr=False)
 class Session:
     """Locks, state and connections of one command. Use it as a context manager, which opens them."""
@@ -81,24 +104,15 @@ class Session:
     options: Options = field(default_factory=Options)
     progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
-    # Connects the accounts; tests give tables in memory.
-    connect_to: Callable[[Config], Accounts] = connect
-    clock: Clock = field(default_factory=SystemClock)
-    # Runs the work and is not closed by the session; None: the session makes one. One loop for the whole
-    # session: yoyo's steps are synchronous calls, and connections and lease renewal live on between them.
-    loop: asyncio.Runner | None = None
-    # Called with each run of a phase when it has ended, done or not.
-    phase_ended: Callable[[PhaseRun], None] = lambda _run: None
+    caller: Caller = field(default_factory=Caller)
     # The opened migrations, by id.
     runs: dict[str, Run] = field(default_factory=dict, init=False)
-    # Since when the runner follows (`apply --follow`); "": it does not.
-    following: str = field(default="", init=False)
+    at_work: AtWork = field(default_factory=AtWork, init=False)
     # Figures of phases that were taken back, by script and phase.
     taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _rates: tuple[Throttle, Throttle] | None = field(default=None, init=False)
-    _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, connections and ledger, in this order; they are closed in reverse
@@ -117,8 +131,8 @@ class Session:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
             stack.callback(pulse.remove, config.state)
-            self._runner = self.loop or stack.enter_context(asyncio.Runner())
-            self.accounts = self.connect_to(config)
+            self._runner = self.caller.loop or stack.enter_context(asyncio.Runner())
+            self.accounts = self.caller.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
             run, undo = self._run_phase, self._undo_phase
@@ -133,7 +147,7 @@ class Session:
     @property
     def sources(self) -> Sources:
         """Where the status of its migrations is read."""
-        return Sources(self.config, self.scripts, self.state, self.accounts, self.clock)
+        return Sources(self.config, self.scripts, self.state, self.accounts, self.caller.clock)
 
     def sent(self) -> dict[str, int]:
         """Return the requests sent since `count_anew`, by kind."""
@@ -158,7 +172,10 @@ class Session:
     def beat(self) -> None:
         """Write this runner's pulse."""
         holds = () if self._rates is None else tuple(self._rates[0].current_holds())
-        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, holds, self.following))
+        pulse.write(
+            self.config.state,
+            pulse.pulse_of(self.progress, self.at_work.script_id, holds, self.at_work.following),
+        )
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
@@ -176,9 +193,9 @@ class Session:
         async def watch() -> None:
             while not over.is_set():
                 paused = is_paused(self.config.state)
-                if self._stalls.stalled(self.progress.work, self.clock.rising(), paused=paused):
-                    await self.tell(self._at_work, HookEvent.STALLED)
-                await first_of(over, self.clock.sleep(_WATCH_EVERY_S))
+                if self._stalls.stalled(self.progress.work, self.caller.clock.rising(), paused=paused):
+                    await self.tell(self.at_work.script_id, HookEvent.STALLED)
+                await first_of(over, self.caller.clock.sleep(_WATCH_EVERY_S))
 
         watching = asyncio.ensure_future(watch())
         try:
@@ -193,11 +210,11 @@ class Session:
         if not self.config.hooks.command:
             return
         self.beat()
-        happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.clock.ticks())}
+        happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.caller.clock.ticks())}
         try:
             with on_top(OnTop.REPEATS):
                 status = await read_status(self.sources, self.scripts[script_id])
-            document = {**progress_document(self.config, status, self.clock), "event": happened | more}
+            document = {**progress_document(self.config, status, self.caller.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
         except RekeyError as error:
             failed = f"was not run: {error.what}"
@@ -217,7 +234,7 @@ class Session:
         Raises:
             Refused: it has begun and its file is gone or unusable, or it fills the tables of such a one.
         """
-        self._at_work = script_id
+        self.at_work.script_id = script_id
         declared = self.scripts[script_id]
         if declared.fault:
             raise refusal("script-broken", fault=declared.fault, script=script_id)
@@ -339,7 +356,7 @@ class Session:
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=ServiceClock(await holding(tables, asked.source).server_time(), self.clock),
+            clock=ServiceClock(await holding(tables, asked.source).server_time(), self.caller.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
@@ -409,7 +426,7 @@ class Session:
         limits = self.config.limits if self.config.limits.follows else self.config.rates
         throttle = Throttle(
             limits.account_rate,
-            self.clock,
+            self.caller.clock,
             partition=limits.partition_entities_per_second,
             steering=follow(self.config.state, steered, recorded),
             stopping=self.stop.requested,
@@ -461,7 +478,7 @@ class Session:
             self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
             _tell("stopped", "phase-stopped", script_id, phase, error=type(error).__name__)
-            self.phase_ended(self.state.phase_runs(script_id)[-1])
+            self.caller.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         finally:
             run.keep_count = keep_no_count  # later requests do not belong to this phase
@@ -469,7 +486,7 @@ class Session:
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
         _tell("done", "phase-done", script_id, phase, counters=counters)
-        self.phase_ended(self.state.phase_runs(script_id)[-1])
+        self.caller.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
     async def _run_with_hook(self, run: Run, phase: Phase) -> Counters:

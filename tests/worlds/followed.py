@@ -15,7 +15,7 @@ from rekey.protocol.rules import View
 from rekey.runner import commands, steering
 from rekey.runner.hooks import run_hook
 from rekey.runner.run import Options, StopFlag
-from rekey.runner.session import Session
+from rekey.runner.session import Caller, Session
 from rekey.runner.status import read_status
 from rekey.state.models import Verification
 from rekey.state.store import State
@@ -98,7 +98,7 @@ class Following:
 
         with Session(
             project.config, project.scripts, options=options or Options(follow=True), progress=self.told,
-            stop=self.stop, connect_to=project.connect, clock=project.clock, loop=ours.loop,
+            stop=self.stop, caller=Caller(project.connect, project.clock, ours.loop),
         ) as self.session:  # fmt: skip
             ours.writes(happen())
             [happening] = ours.traffic

@@ -21,7 +21,7 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
 from rekey.protocol.opening import Prepared, joined, open_migration
 from rekey.runner.run import Options, StopFlag
-from rekey.runner.session import Session
+from rekey.runner.session import Caller, Session
 from rekey.tables.base import Accounts
 from tests.fakes.clock import FakeClock, Skewed
 from tests.fakes.memory import MemoryTableService
@@ -135,9 +135,7 @@ class Project:
             self.scripts,
             options=options or Options(),
             stop=stop or StopFlag(),
-            connect_to=self.connect,
-            clock=self.machine or self.clock,
-            loop=loop,
+            caller=Caller(self.connect, self.machine or self.clock, loop),
         )
         with opened as session:
             yield session

@@ -23,7 +23,7 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.term import Term
 from rekey.runner import commands, steering
 from rekey.runner.run import StopFlag
-from rekey.runner.session import Session
+from rekey.runner.session import Caller, Session
 from rekey.runner.steering import Steering
 from rekey.state.store import State
 from rekey.status import pulse
@@ -111,8 +111,7 @@ def session_of(project: Project, progress: Progress, stop: StopFlag | None = Non
         project.scripts,
         progress=progress,
         stop=stop or StopFlag(),
-        connect_to=project.connect,
-        clock=project.clock,
+        caller=Caller(project.connect, project.clock),
     )
 
 
