@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from rekey.client.in_flight import InFlight
 from rekey.client.lease import ClientLease, Permit
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.errors import CredentialRefused, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.protocol.journal import Journal
@@ -98,7 +98,7 @@ def account_of(error: ServiceError) -> str:
     """Return which account an error is of, `restricted`, `targets` or `tables`, by the table it names."""
     if any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)):
         return "restricted"
-    return "targets" if ELSEWHERE in error.what else "tables"
+    return "targets" if TARGET_ACCOUNT_SUFFIX in error.what else "tables"
 
 
 def refused_by(error: CredentialRefused) -> CredentialRefused:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 from rekey.copy.aimd import BUSY, Pace, ServiceRates
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
-from rekey.core.limits import PARTITION_TARGET, is_elsewhere
+from rekey.core.limits import PARTITION_TARGET, is_in_target_account
 from rekey.core.progress import Held, Holds
 from rekey.project.config import Config
 from rekey.tables import allowance
@@ -106,7 +106,9 @@ class Throttle:
 
     def of(self, table: str) -> Throttle:
         """Return the throttle of the account that holds a table."""
-        return self.target_account if self.target_account is not None and is_elsewhere(table) else self
+        return (
+            self.target_account if self.target_account is not None and is_in_target_account(table) else self
+        )
 
     @property
     def service(self) -> ServiceRates | None:

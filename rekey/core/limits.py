@@ -39,7 +39,7 @@ REFUSED_IN_KEYS = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
 # A name ending in this is a table in the target account (`[targets]`). No table name contains `@`, so the
 # qualified name is used everywhere and resolved where a request is made (ADR 0042).
-ELSEWHERE = "@targets"
+TARGET_ACCOUNT_SUFFIX = "@targets"
 _RESERVED_NAMES = frozenset(name.lower() for name in SYSTEM_PROPERTIES)
 
 _ENTITY_OVERHEAD = 4
@@ -89,12 +89,12 @@ def check_address(row: Row, field: str) -> None:
 
 def own_name(name: str) -> str:
     """Return a table's name within its account."""
-    return name.removesuffix(ELSEWHERE)
+    return name.removesuffix(TARGET_ACCOUNT_SUFFIX)
 
 
-def is_elsewhere(name: str) -> bool:
-    """Tell whether a name means a table in the target account."""
-    return name.endswith(ELSEWHERE)
+def is_in_target_account(name: str) -> bool:
+    """Tell whether a table is in the target account, by its qualified name."""
+    return name.endswith(TARGET_ACCOUNT_SUFFIX)
 
 
 def table_name_problem(name: object, *, qualified: bool = False) -> str | None:

@@ -104,11 +104,6 @@ class Mapper:
         self._old_key_holders = migration.target.old_key_fields()
 
     @property
-    def together(self) -> frozenset[int]:
-        """Another name of `co_located`."""
-        return self.co_located
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The tables' names in text for people."""
         return self.migration.labels

@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from rekey.core.limits import TABLE_NAME_CURE, is_elsewhere, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, is_in_target_account, table_name_problem
 from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.keys.base import (
     KEEP_CURE,
@@ -308,9 +308,9 @@ class Migration:
         return table
 
     @property
-    def is_elsewhere(self) -> bool:
+    def uses_target_account(self) -> bool:
         """Whether any of its tables is in the target account."""
-        return any(map(is_elsewhere, (self.source, *self.tables)))
+        return any(map(is_in_target_account, (self.source, *self.tables)))
 
     @property
     def is_maintained(self) -> bool:

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.core.processes import is_running
 from rekey.declaration.migration import required_secrets
 from rekey.declaration.scripts import load_scripts
@@ -97,7 +97,7 @@ async def observe(
         alone = replace(config, tables=own, targets=own if is_targets else None, restricted=own)
         async with connect(alone) as accounts:
             for script in migrations.scripts:
-                if is_elsewhere(script.source) == is_targets:
+                if is_in_target_account(script.source) == is_targets:
                     sources[script.source] = await _read_table(accounts.tables, script.source)
     store: dict[str, Reading] = {}
     stored: tuple[MigrationSeen, ...] = ()
@@ -327,7 +327,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
             unsealed=_tried(open_wrapping, config)[1] if script.migration.is_sealed else None,
             sealed=script.migration.is_sealed,
             shredded=shredded.get(script.script_id, frozenset()),
-            in_target_account=script.migration.is_elsewhere,
+            in_target_account=script.migration.uses_target_account,
             group=script.migration.group,
         )
         for script in declared

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import compress
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
-from rekey.core.limits import PARTITION_TARGET, is_elsewhere
+from rekey.core.limits import PARTITION_TARGET, is_in_target_account
 from rekey.core.progress import Progress
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
@@ -208,7 +208,9 @@ def _with_rows(
     subject, options, counts = survey.subject, survey.options, survey.counts
     migration, weights = subject.declared.migration, inventory.weights
     fills = _fills(survey, inventory)
-    other_account = [is_elsewhere(table) != is_elsewhere(migration.source) for table in migration.tables]
+    other_account = [
+        is_in_target_account(table) != is_in_target_account(migration.source) for table in migration.tables
+    ]
     work = Workload(
         source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
 from rekey.declaration.keys.base import Prop
@@ -103,7 +103,7 @@ def changes_nothing(migration: Migration) -> bool:
     """Tell whether the only target would be a copy of the source in its account (plus old keys)."""
     target = migration.target
     return (
-        is_elsewhere(target.table) == is_elsewhere(migration.source)
+        is_in_target_account(target.table) == is_in_target_account(migration.source)
         and (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
         and not migration.indexes
         and all(isinstance(prop, Copy) for prop in target.properties)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_in_target_account, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -280,7 +280,7 @@ class Config:
 
     def holding(self, table: str) -> tuple[str, Account]:
         """Return the section and account of a table. Raises ConfigurationError when there is none."""
-        if not is_elsewhere(table):
+        if not is_in_target_account(table):
             return "tables", self.tables
         if self.targets is None:
             raise refusal("no-targets", table=table, config=self.path)

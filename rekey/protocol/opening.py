@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
@@ -45,16 +45,18 @@ class Prepared:
     def of(cls, config: Config, declared: Declared) -> Prepared:
         """Prepare a migration of a project. Raises ConfigurationError: it has a table in the target account,
         and there is no section `[targets]`."""
-        if config.targets is None and declared.migration.is_elsewhere:
+        if config.targets is None and declared.migration.uses_target_account:
             lines = declared.content.decode("utf-8", "replace").split("\n")
-            line = next((number for number, text in enumerate(lines, 1) if ELSEWHERE in text), None)
+            line = next(
+                (number for number, text in enumerate(lines, 1) if TARGET_ACCOUNT_SUFFIX in text), None
+            )
             place = declared.path if line is None else f"{declared.path}, line {line}"
             raise ConfigurationError(
                 f"{place}: {declared.script_id} has a table in the account of [targets], and {config.path}"
                 " names none",
                 kept="Nothing was changed.",
                 hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"; or, before the'
-                f" migration begins, take {ELSEWHERE} out of the script",
+                f" migration begins, take {TARGET_ACCOUNT_SUFFIX} out of the script",
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(
@@ -68,7 +70,7 @@ class Prepared:
     @property
     def target_account(self) -> str:
         """The endpoint of the target account, if the migration has a table there; else ""."""
-        return self.targets if self.declared.migration.is_elsewhere else ""
+        return self.targets if self.declared.migration.uses_target_account else ""
 
     def endpoints(self, config: Config) -> str:
         """Return the endpoints of the migration's accounts, as its record in the state file has them."""

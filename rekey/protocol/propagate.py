@@ -172,7 +172,7 @@ class Propagator:
             listed = forward.targets if forward else frozenset[TargetKey]()
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
             found = await self._read_replicas(source_key, listed)
-            if self.mapper.together and not await self._is_listed_as(source_key, forward):
+            if self.mapper.co_located and not await self._is_listed_as(source_key, forward):
                 continue
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
@@ -192,7 +192,7 @@ class Propagator:
             main = self._main_of(expected, found, authority)
             writes = difference(expected, found, self.ignoring)
             writes += await self._left_by_formers(source_key, writes, listed)
-            writes = with_main(writes, main, self.mapper.together)
+            writes = with_main(writes, main, self.mapper.co_located)
             if room_for:
                 # Another key is announced, not this one: a delayed write must be harmless here.
                 writes = [write for write in writes if write[0].partition == room_for[-1].partition]
@@ -250,7 +250,7 @@ class Propagator:
 
         if writes:
             await tally.begin()
-        groups = transactions(writes, self.mapper.together)
+        groups = transactions(writes, self.mapper.co_located)
         try:
             with while_also(tally.check):
                 return all(await in_turns([partial(apply, group) for group in groups], self.width))
@@ -301,7 +301,9 @@ class Propagator:
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
-        secondary = {target for target in listed if target.table in self.mapper.together and target.table > 0}
+        secondary = {
+            target for target in listed if target.table in self.mapper.co_located and target.table > 0
+        }
         for _ in range(MAX_ROUNDS):
             # Main rows first: while a main row's ETag holds, its secondary rows are those read after it.
             rows = await self.read(sorted(listed - secondary)) | await self.read(sorted(secondary))
@@ -370,7 +372,7 @@ class Propagator:
             elif target in expected:
                 await self.yield_or_collide(source_key, target, row)
                 mine = True
-                passes_on = target.table in self.mapper.together and target not in room_for
+                passes_on = target.table in self.mapper.co_located and target not in room_for
                 if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
                     # Its main row may be unchanged: both change together, before the key passes on.
                     await self._propagate(owner, tally, [*room_for, target])
@@ -396,7 +398,9 @@ class Propagator:
         # What is listed as well belongs to the owner, which deletes it. Secondary rows: `_left_by_formers`.
         forward = None if owner is None else await self.mapping.forward(owner)
         return (
-            forward is not None and target not in forward.targets and target.table not in self.mapper.together
+            forward is not None
+            and target not in forward.targets
+            and target.table not in self.mapper.co_located
         )
 
     async def _left_by_formers(
@@ -405,7 +409,7 @@ class Propagator:
         """Return the deletes of secondary rows that former owners of a main key have left beside its row,
         where that row is replaced or deleted: so they go in one transaction."""
         mains = [place for place, operation in writes if place.table == 0 and operation.etag]
-        if not (mains and self.mapper.together and 0 in self.mapper.shared):
+        if not (mains and self.mapper.co_located and 0 in self.mapper.shared):
             return []
         deletes: Writes = []
         for main in mains:
@@ -414,7 +418,7 @@ class Propagator:
                 for former in await self.mapping.formers(main)
                 if former != source_key
                 for target in (await self._listed(former)) - listed
-                if target.table in self.mapper.together - {0} and target.partition == main.partition
+                if target.table in self.mapper.co_located - {0} and target.partition == main.partition
             }
             # Read after the main row, whose ETag is a condition of the transaction.
             rows = await self.read(sorted(places))

@@ -21,7 +21,7 @@ from rekey.client.sdk.answers import Answer, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_in_target_account, own_name
 from rekey.errors import Ambiguous, RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
 from rekey.project.config import ProxyLimits
@@ -301,7 +301,11 @@ class Handler:
             return streaming
 
     def _upstream_of(self, route: Route) -> Upstream:
-        return self.target_upstream if self.target_upstream and is_elsewhere(route.table) else self.upstream
+        return (
+            self.target_upstream
+            if self.target_upstream and is_in_target_account(route.table)
+            else self.upstream
+        )
 
     def _path(self, asked: Incoming, route: Route) -> str:
         resource, query, own = asked.resource, unsigned(asked.query), own_name(route.table)

@@ -9,7 +9,7 @@ from functools import partial
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.project.config import Account, Config, account_key
@@ -58,7 +58,7 @@ class Routes:
         """Return the routes under some aliases; None for an alias that is refused."""
         spelled = {name.lower(): name for name in self.cores}
         # A table in the target account needs an alias: no address can contain its qualified name.
-        here = {name: core for name, core in self.cores.items() if not is_elsewhere(name)}
+        here = {name: core for name, core in self.cores.items() if not is_in_target_account(name)}
         routes: dict[str, Route | None] = {name.lower(): Route(name, core) for name, core in here.items()}
         for alias, table in views.items():
             name = spelled.get(table.lower())

@@ -125,12 +125,12 @@ class Project:
         }
         self._environment |= {variable: account.key for variable, account in accounts.items()}
         tables, targets, restricted = (Account(account.endpoint, name) for name, account in accounts.items())
-        self.write(tables, restricted, targets if self.is_elsewhere else None, **limits)
+        self.write(tables, restricted, targets if self.uses_target_account else None, **limits)
 
     @property
-    def is_elsewhere(self) -> bool:
+    def uses_target_account(self) -> bool:
         """Whether a script has a table in the target account."""
-        return any(script.migration.is_elsewhere for script in self.scripts)
+        return any(script.migration.uses_target_account for script in self.scripts)
 
     def write(
         self,

@@ -16,7 +16,7 @@ from pathlib import Path
 from azure.core.exceptions import AzureError
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite
@@ -68,7 +68,7 @@ def rehearse(
         project = Project(own, script)
         migration = project.declared.migration
         stock = Stock.of(project.mapper, rows, data, seed)
-        number = "three" if project.is_elsewhere else "two"
+        number = "three" if project.uses_target_account else "two"
         narrator.say(f"Starting an Azurite of its own, with {number} accounts.")
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
@@ -76,7 +76,7 @@ def rehearse(
             try:
                 life.take_dependencies_through()
                 narrator.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
-                source = azurite.targets if is_elsewhere(migration.source) else azurite.tables
+                source = azurite.targets if is_in_target_account(migration.source) else azurite.tables
                 asyncio.run(load(source, stock, life.application))
                 for assumption in stock.assumptions:
                     narrator.say(f"Assumed: {assumption}.")

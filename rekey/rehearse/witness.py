@@ -17,7 +17,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.core.edm import canonical_content
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_in_target_account, own_name
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.mapping import sealing
@@ -87,7 +87,7 @@ class Witness:
 
     def service(self, table: str) -> TableServiceClient:
         """Return the SDK's client of a table's account."""
-        return self.targets if self.targets is not None and is_elsewhere(table) else self.tables
+        return self.targets if self.targets is not None and is_in_target_account(table) else self.tables
 
     def client(self, table: str) -> TableClient:
         return self.service(table).get_table_client(own_name(table))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.errors import RequestRejected, ServiceError
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
 from rekey.tables.addresses import is_addressable
@@ -340,7 +340,7 @@ def holding(service: TableService, name: str) -> TableService:
     """Return the account that holds the table of a name, whose clock its rows' Timestamps are by."""
     if not isinstance(service, TwoAccounts):
         return service
-    return service.targets if is_elsewhere(name) else service.tables
+    return service.targets if is_in_target_account(name) else service.tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def check_table_name(name: str, *, in_target_account: bool = False) -> None:
     """
     own = limits.own_name(name) if in_target_account else name
     fits = limits.TABLE_NAME.fullmatch(own) and own.lower() != "tables"
-    if not fits or limits.is_elsewhere(name) != in_target_account:
+    if not fits or limits.is_in_target_account(name) != in_target_account:
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from difflib import get_close_matches
 
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.errors import ServiceError
 from rekey.tables.base import TableService
 
@@ -16,7 +16,7 @@ async def similar_tables(service: TableService, name: str) -> str:
     """Return the beginning of a hint about a table that does not exist: `write Users, which exists; else `,
     or a list of all tables where none has a similar name; "" where the account has no table, or does not let
     them be listed."""
-    if is_elsewhere(name):
+    if is_in_target_account(name):
         return ""
     with suppress(ServiceError):
         plain = {table_name.lower(): table_name for table_name in sorted(await service.table_names())}

@@ -26,7 +26,7 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.data.tables import TableClient, UpdateMode
 
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_in_target_account, own_name
 from rekey.rehearse.azurite import AzuriteAccount
 from tests.acceptance.dualwriting_clients import Where, mapper_of, open_client
 from tests.acceptance.dualwriting_ledger import Content, Ledger, State
@@ -129,7 +129,7 @@ async def _opened(job: Job, where: Where) -> AsyncIterator[Any]:
 
 def _plain(where: Where, view: View) -> TableClient:
     table = where.source if view == "old" else where.target
-    account = where.targets if where.targets is not None and is_elsewhere(table) else where.tables
+    account = where.targets if where.targets is not None and is_in_target_account(table) else where.tables
     return TableClient(
         account.endpoint,
         own_name(table),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.model import Row, content_of
@@ -35,7 +35,7 @@ class Group:
         self.script_id = f"{project.number:04d}_a_second"
         self.source, self.target = (f"T{project.number}Second{base}" for base in ("", "V2"))
         if project.elsewhere is not None:
-            self.target += ELSEWHERE
+            self.target += TARGET_ACCOUNT_SUFFIX
         MADE.update((self.source, self.target))
         self.script_ids = (project.script_id, self.script_id)
 

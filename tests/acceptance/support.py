@@ -36,7 +36,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from rekey.copy.batches import pack
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.mapping.sealing import (
     FORWARD,
     REVERSE,
@@ -96,8 +96,8 @@ class Wire:
         self, method: str, path: str, body: Row | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send one request; return status, headers (lower case) and body."""
-        if self._elsewhere is not None and ELSEWHERE in path:
-            return self._elsewhere.ask(method, path.replace(ELSEWHERE, ""), body, headers)
+        if self._elsewhere is not None and TARGET_ACCOUNT_SUFFIX in path:
+            return self._elsewhere.ask(method, path.replace(TARGET_ACCOUNT_SUFFIX, ""), body, headers)
         target = f"{self._base}/{path}"
         date = formatdate(usegmt=True)
         to_sign = f"{date}\n/{self._account}{target.partition('?')[0]}"
@@ -131,7 +131,7 @@ class Wire:
         self._done("names", status, body)
         others = () if self._elsewhere is None else self._elsewhere.names()
         return {one["TableName"] for one in json.loads(body)["value"]} | {
-            f"{one}{ELSEWHERE}" for one in others
+            f"{one}{TARGET_ACCOUNT_SUFFIX}" for one in others
         }
 
     def drop(self, table: str) -> None:
@@ -331,7 +331,7 @@ class Project:
             f"T{self.number}{base}" for base in ("Source", "Target", "Index")
         )
         if self.elsewhere is not None:
-            self.target = f"{self.source}{ELSEWHERE}"
+            self.target = f"{self.source}{TARGET_ACCOUNT_SUFFIX}"
             self.environment["ACCEPTANCE_TARGETS_KEY"] = self.elsewhere.key
         MADE.update((self.source, self.target, self.index))
         self.script_id = f"{self.number:04d}_subject"

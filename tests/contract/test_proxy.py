@@ -25,7 +25,7 @@ from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
 from rekey.core.edm import canonical
-from rekey.core.limits import ELSEWHERE, own_name
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, own_name
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError
@@ -236,7 +236,7 @@ SCENARIOS = (singles, with_its_own_etag, odd_keys, transactions, pages, refusals
 def migration_of(table_name: Callable[[str], str], *, elsewhere: bool = False) -> Declared:
     """Return a migration of these tests' own tables; to another account under the same name, or to one."""
     name = table_name("Users")
-    target = f"{name}{ELSEWHERE}" if elsewhere else f"{name}V2"
+    target = f"{name}{TARGET_ACCOUNT_SUFFIX}" if elsewhere else f"{name}V2"
     return declared_as(
         f"s{name}",
         Migration(
@@ -779,7 +779,7 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
 ) -> None:
     """Compared with new keys, `epk=tenant-a` held for the rows of all three tenants."""
     name = table_name("Users")
-    target = f"{name}{ELSEWHERE}" if elsewhere else f"{name}V2"
+    target = f"{name}{TARGET_ACCOUNT_SUFFIX}" if elsewhere else f"{name}V2"
     tenant = keys.opaque(keys.prop("PartitionKey"), domain="tenant", secret="users")
     filled = Target(
         target,

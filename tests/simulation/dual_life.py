@@ -31,7 +31,7 @@ from unittest import mock
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import timeouts_for
-from rekey.core.limits import ELSEWHERE, is_elsewhere
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
@@ -177,7 +177,7 @@ class Life:
         self.project.restricted = StormService(self.storm, self.project.clock)
         self.project.targets = StormService(self.storm, self.project.clock, is_target_account=True)
         script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
-        self.elsewhere = ELSEWHERE in script
+        self.elsewhere = TARGET_ACCOUNT_SUFFIX in script
         if self.elsewhere:
             self.project.move_elsewhere()
         self.project.script(script, f"{SCRIPT}.py")
@@ -633,7 +633,7 @@ class Life:
         self.before = after
 
     def _rows(self, table: str, service: StormService | None = None) -> list[Row]:
-        there = self.project.targets if is_elsewhere(table) else self.project.tables
+        there = self.project.targets if is_in_target_account(table) else self.project.tables
         service = service or there  # type: ignore[assignment]
         if not self.loop.run(service.table_exists(table)):  # type: ignore[union-attr]
             return []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
@@ -50,7 +50,7 @@ def elsewhere_or_not(script: str, seed: object) -> str:
     source, target = (
         re.findall(pattern, script)[0] for pattern in (r'source="(\w+)"', r'Target\(\s*"(\w+)"')
     )
-    return script.replace(f'"{target}"', f'"{draw.choice((source, target))}{ELSEWHERE}"')
+    return script.replace(f'"{target}"', f'"{draw.choice((source, target))}{TARGET_ACCOUNT_SUFFIX}"')
 
 
 def wrong_targets(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
@@ -117,7 +117,7 @@ class Life:
         self.project.tables, self.project.restricted = Connected(clock=clock), Connected(clock=clock)
         self.project.targets = Connected(clock=Skewed(clock, -SKEW_S), is_target_account=True)
         script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
-        self.elsewhere = ELSEWHERE in script
+        self.elsewhere = TARGET_ACCOUNT_SUFFIX in script
         self.project.script(script, f"{SCRIPT}.py")
         draw_limits(self.folder, self.random)
         with (self.folder / "rekey.toml").open("a", encoding="utf-8") as toml:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.errors import Ambiguous, CredentialRefused, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables import allowance
@@ -418,7 +418,7 @@ class Storm:
         lot, which = draw.random(), draw.random()
         if self.calm:
             return None
-        if is_elsewhere(call.table) and self.loop.now < self.away_until:
+        if is_in_target_account(call.table) and self.loop.now < self.away_until:
             writes = call.writes or call.action in _OF_TABLES
             return Fault(FaultKind.LOST_REQUEST if writes and which < 0.5 else FaultKind.NOT_SENT)
         if call.action == "page" and lot < 0.2:

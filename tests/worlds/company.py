@@ -22,7 +22,7 @@ from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.route import Writer
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.concurrency import cancel
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -442,7 +442,7 @@ def project_tables(project: Project) -> TableService:
 def company(folder: Path, script: str, rows: list[Row]) -> Company:
     """Return a company with a script and a source that holds rows."""
     project = Project(folder)
-    if ELSEWHERE in script:
+    if TARGET_ACCOUNT_SUFFIX in script:
         project.move_elsewhere()
     script_id = project.script(under_writes(script), "0001_subject.py")
     made = Company(project, script_id)

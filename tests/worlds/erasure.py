@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.mapping.rows import ERASED_ON, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
@@ -82,7 +82,7 @@ class Lives:
 def begin(rekey: Commands, script: str) -> None:
     """Copy the rows of a script."""
     project = rekey.project
-    if ELSEWHERE in script:
+    if TARGET_ACCOUNT_SUFFIX in script:
         project.move_elsewhere()
     project.script(script, f"{SCRIPT}.py")
     source = project.scripts[SCRIPT].migration.source

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.clock import Clock
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -158,7 +158,7 @@ class Project:
 
     def rows(self, table: str) -> Sequence[Row]:
         """Return what a table holds."""
-        return (self.targets if is_elsewhere(table) else self.tables).dump(table)
+        return (self.targets if is_in_target_account(table) else self.tables).dump(table)
 
 
 _LIVED: dict[Hashable, tuple[Project, dict[Path, tuple[int, bytes]]]] = {}

@@ -28,7 +28,7 @@ from rekey.client.sdk.plan import (
     prepared_with,
     view_named,
 )
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_in_target_account, own_name
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
@@ -122,7 +122,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
-        if targets_endpoint is not None and is_elsewhere(plan.table):
+        if targets_endpoint is not None and is_in_target_account(plan.table):
             endpoint, credential = targets_endpoint, targets_credential
         table_client: Any = super()
         own = own_name(table_name)

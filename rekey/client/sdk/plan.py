@@ -173,7 +173,7 @@ def prepared_with(
         ConfigurationError: it has a table in the target account, and none was given.
     """
     declared = migration if isinstance(migration, Declared) else load_script(Path(migration))
-    if targets is None and declared.migration.is_elsewhere:
+    if targets is None and declared.migration.uses_target_account:
         raise ConfigurationError(
             f"{declared.script_id} has a table in the account of [targets], and the client was given none",
             hint="give targets_endpoint= and targets_credential=, what [targets] in the runner's rekey.toml"

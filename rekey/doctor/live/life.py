@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
-from rekey.core.limits import ELSEWHERE
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.doctor.live.checks import Seen
 from rekey.doctor.live.stage import Stage, credential
 from rekey.errors import ExitCode
@@ -74,7 +74,7 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekey-live-")))
         (folder / "scripts").mkdir()
         script = folder / "scripts" / "0001_live.py"
-        declared = target if targets is tables else target + ELSEWHERE
+        declared = target if targets is tables else target + TARGET_ACCOUNT_SUFFIX
         text = _SCRIPT.read_text("utf-8").format(source=source, target=declared, capture=capture)
         script.write_text(text, "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))

@@ -12,7 +12,7 @@ from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
 from rekey.core.clock import earlier, format_ticks
 from rekey.core.concurrency import for_each
-from rekey.core.limits import is_elsewhere
+from rekey.core.limits import is_in_target_account
 from rekey.errors import Findings, GateClosed, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
@@ -126,12 +126,12 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
     # have stopped: a source row newer than it is from a stray writer.
     frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
     for member in runs:
-        in_target_account = is_elsewhere(member.source.name)
+        in_target_account = is_in_target_account(member.source.name)
         if in_target_account not in frozen_at:
             frozen_at[in_target_account] = await fresh_second(member.source_time, member.clock)
         member.state.set_fact(member.script_id, FROZEN_AT, frozen_at[in_target_account])
         # Timestamps of the target are by the clock of its own account.
-        if member.declared.migration.is_elsewhere:
+        if member.declared.migration.uses_target_account:
             member.state.set_fact(member.script_id, TARGET_FROZEN_AT, await member.target_time())
     reports = []
     for member in runs:
@@ -145,7 +145,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
     # that. And only when all is compared, so that nothing is written meanwhile.
     for member in runs[: len(reports)]:
         strays = []
-        async for row in written_since(member.source, frozen_at[is_elsewhere(member.source.name)]):
+        async for row in written_since(member.source, frozen_at[is_in_target_account(member.source.name)]):
             member.check()
             strays.append(member.ids.short(member.source.name, key_of(row)))
         if strays:
@@ -435,7 +435,7 @@ async def _each_changed(
     # A time before the application's first write to the target. The freeze time is by the clock of the
     # target's account; the control row's times, by the restricted account's, are second best.
     facts = run.state.facts(run.script_id)
-    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
+    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.uses_target_account else FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     limit = run.config.limits.concurrency
     with run.progress.task(label) as advance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from rekey.core.limits import ELSEWHERE, is_elsewhere
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
 from rekey.errors import CredentialRefused, TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
@@ -83,10 +83,11 @@ async def run(run: Run) -> Counters:
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     names = (run.source.name, *run.declared.migration.table_names)
-    for in_target_account in sorted({is_elsewhere(name) for name in names}):
+    for in_target_account in sorted({is_in_target_account(name) for name in names}):
         with on_top(OnTop.PROBES):
             await _try_odd_keys(
-                run, f"{PROBE_TABLE}{secrets.token_hex(8)}{ELSEWHERE if in_target_account else ''}"
+                run,
+                f"{PROBE_TABLE}{secrets.token_hex(8)}{TARGET_ACCOUNT_SUFFIX if in_target_account else ''}",
             )
     return {"tables_created": created}
 

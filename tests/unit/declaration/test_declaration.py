@@ -227,10 +227,10 @@ def test_a_key_that_is_kept_is_the_property_itself_and_a_table_may_keep_its_name
     meant = target(table="Old@targets", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey"))
     assert said == meant
     moves = migration(target=said)
-    assert moves.is_elsewhere
+    assert moves.uses_target_account
     assert moves.tables == ("Old@targets",)
     assert moves.digest() == migration(target=meant).digest()
-    assert not migration().is_elsewhere
+    assert not migration().uses_target_account
 
 
 def test_capture_is_required_by_keyword() -> None:
