@@ -50,6 +50,7 @@ MARGIN_S = 60
 OVER_S = 51
 """After which a client that gives no sign is given up: lease, longest operation, 5 s and a second."""
 FIRST = key_of(user("user000@example.com"))
+STRAY = {**user(FIRST.row), "Nm": "stray"}
 STOPPED = Options(writers_stopped=True)
 FIVE_MINUTES = 300
 DELETED_S = 45
@@ -68,16 +69,9 @@ def source(ours: Company) -> dict[EntityKey, Row]:
     return contents(ours.project.rows("Users"))
 
 
-def half_write(ours: Company, key: EntityKey, name: str) -> None:
-    """Do what a client does that dies between the authority and the replicas, and let its time pass."""
-
-    async def work() -> None:
-        journal = await ours.project.journal(ours.script_id)
-        await journal.begin("0dead", 2, "source", [key])
-        await ours.project.tables.table("Users").insert({**user(key.row, key.partition), "Nm": name})
-
-    ours.do(work())
-    ours.live(36)
+async def leave_intent(ours: Company, key: EntityKey, client_id: str = "0dead", epoch: int = 2) -> None:
+    journal = await ours.project.journal(ours.script_id)
+    await journal.begin(client_id, epoch, "source", [key])
 
 
 # --- what the runner writes to replicas -------------------------------------------------------------------
@@ -88,7 +82,9 @@ def test_an_insert_of_the_sweeper_that_lands_after_a_later_delete_is_taken_back(
     users.client()
     users.apply()
     late = key_of(user("late@example.com"))
-    half_write(users, late, "late")
+    users.do(leave_intent(users, late))
+    users.do(users.project.tables.table("Users").insert({**user(late.row, late.partition), "Nm": "late"}))
+    users.live(36)
     lost = Planned(Fault(FaultKind.LOST_REQUEST), "insert", "UsersV2")
     users.project.tables.faults = PlannedFaults(lost)
     users.apply()
@@ -173,12 +169,7 @@ def test_intents_are_kept_while_an_earlier_runner_may_be_heard_of(users: Company
     client = users.client()
     users.apply()
     names = {"the runner": RUNNER, "a client that went on": client.lease.client_id}
-
-    async def left_open() -> None:
-        journal = await users.project.journal(users.script_id)
-        await journal.begin(names.get(by, "0dead"), 2, "source", [FIRST])
-
-    users.do(left_open())
+    users.do(leave_intent(users, FIRST, names.get(by, "0dead")))
     killed_elsewhere(users)
     users.apply()
     [kept] = users.intents
@@ -192,18 +183,18 @@ def test_an_intent_of_a_client_that_has_gone_on_is_not_kept(users: Company) -> N
     """It beats, so it does not stand still with something in its hands."""
     client = users.client()
     users.apply()
-
-    async def left_open() -> None:
-        journal = await users.project.journal(users.script_id)
-        await journal.begin(client.lease.client_id, 2, "source", [FIRST])
-
-    users.do(left_open())
+    users.do(leave_intent(users, FIRST, client.lease.client_id))
     users.live(2 * OVER_S)
     users.apply()
     assert users.intents == []
 
 
 # --- a client that stands still --------------------------------------------------------------------------
+
+
+def stray(ours: Company) -> None:
+    """Change a row of the source past the clients."""
+    ours.do(ours.project.tables.table("Users").upsert(STRAY))
 
 
 class Standing:
@@ -251,7 +242,7 @@ def test_a_write_that_lands_in_the_old_authority_does_not_become_the_truth(users
     stopped = users.client(name="stopped")
     other = users.client(name="other")
     users.do(stopped.write(upsert({**user(FIRST.row), "Nm": "before"})))
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    held = Standing(users, stopped, upsert(STRAY))
     users.live(OVER_S)
     users.verify()
     users.apply(Phase.CUTOVER)
@@ -300,12 +291,12 @@ def test_a_write_of_a_client_that_was_killed_after_all_does_not_become_the_truth
     users.apply()
     stopped = users.client(name="stopped")
     other = users.client(name="other")
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    held = Standing(users, stopped, upsert(STRAY))
     users.live(OVER_S)
     users.verify()
     users.apply(Phase.CUTOVER)
     users.do(other.write(upsert({**user(FIRST.row), "Nm": "acknowledged"})))
-    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    stray(users)
     held.writing.cancel()
     users.do(stopped.die())
     users.rollback()
@@ -317,7 +308,7 @@ def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(
     users.apply()
     users.client()
     stopped = users.client(name="stopped")
-    Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    Standing(users, stopped, upsert(STRAY))
     users.live(OVER_S)
     users.apply()
     [kept] = users.intents
@@ -337,7 +328,7 @@ def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) 
     """It would make the truth of what only the source has, with exit code 0."""
     users.client()
     users.apply(Phase.CUTOVER)
-    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    stray(users)
     assert users.verify().findings
     with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.rollback()
@@ -360,7 +351,7 @@ def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users:
     users.live(OVER_S)
     assert not users.verify().findings
     users.apply(Phase.CUTOVER)
-    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    stray(users)
     with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.rollback()
     assert users.phase is ControlPhase.CUTOVER
@@ -370,12 +361,12 @@ def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_fo
     """Before them it wrote without an intent: only a verification that begins later finds what it sent."""
     stopped = users.client(name="stopped")
     users.client()
-    Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "stray"}))
+    Standing(users, stopped, upsert(STRAY))
     users.live(OVER_S)
     users.apply()
     with pytest.raises(GateClosed, match="a client was given up when dual writes began"):
         users.apply(Phase.CUTOVER)
-    users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
+    stray(users)
     users.live(SIGNED_S)
     assert users.verify(repair=True).findings
     assert not users.verify().findings
@@ -481,16 +472,28 @@ class Delta:
         asyncio.run(self.project.fill("Users", rows))
         self.landed = False
 
-    def killed_at_first_batch_to(self, table: str) -> Call:
-        """Kill it there; return what it had sent."""
+    def first(self, action: str, table: str, then: Callable[[Call], None] = lambda _call: None) -> list[Call]:
+        """Do something at the first such call. Returns a list that will hold it."""
         sent: list[Call] = []
 
         async def gate(call: Call) -> None:
-            if not sent and call.action == "transact" and call.table == table:
+            if not sent and call.action == action and call.table == table:
                 sent.append(call)
+                then(call)
+
+        self._gates(gate)
+        return sent
+
+    def killed_at_first_batch_to(self, table: str) -> Call:
+        """Kill it there; return what it had sent."""
+
+        async def gate(call: Call) -> None:
+            await note(call)
             if sent:
                 raise Killed
 
+        sent = self.first("transact", table)
+        note = self.project.tables.gate
         self._gates(gate)
         with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
             self.apply()
@@ -498,15 +501,8 @@ class Delta:
 
     def stopped_with_a_batch_left_open(self, table: str) -> Call:
         """Stop it in order when the answer to its first batch to a table is lost; return that batch."""
-        sent: list[Call] = []
         stop = StopFlag()
-
-        async def gate(call: Call) -> None:
-            if not sent and call.action == "transact" and call.table == table:
-                sent.append(call)
-                stop.request()
-
-        self._gates(gate)
+        sent = self.first("transact", table, lambda _call: stop.request())
         self.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "transact", table))
         with pytest.raises(Interrupted), self.project.session(STOPPED, stop) as session:
             commands.apply(session, self.script_id)
@@ -528,6 +524,23 @@ class Delta:
                     self.landed = True
 
         self._gates(gate)
+
+    def pass_time(self, seconds: float, service: str = "tables") -> None:
+        self.project.clock.advance(seconds)
+        asyncio.run(getattr(self.project, service).server_time())
+
+    def delete_sources_of(self, sent: Call) -> None:
+        """Delete the source rows of a batch."""
+        late = {operation.row["ContactEmail"] for operation in sent.operations}
+        for row in self.project.rows("Users"):
+            if row["RowKey"] in late:
+                asyncio.run(self.project.tables.table("Users").delete(key_of(row)))
+
+    def assert_half_in_step(self) -> None:
+        """Half of the rows are left, in the source and in the target."""
+        names = {row["RowKey"] for row in self.project.rows("Users")}
+        assert {row["ContactEmail"] for row in self.project.rows("UsersV2")} == names
+        assert len(names) == 10
 
     def apply(self, to: Phase | None = None, options: Options = STOPPED) -> None:
         with self.project.session(options) as session:
@@ -555,18 +568,11 @@ def test_cutover_awaits_a_killed_copy(tmp_path: Path, machine: str, over_s: floa
     delta.project.clock.advance(over_s)
     delta.lands_after(lands_s, "tables", sent)
     # All that it had sent is deleted now, or the service would refuse it as a whole.
-    late = {operation.row["ContactEmail"] for operation in sent.operations}
-    for row in delta.project.rows("Users"):
-        if row["RowKey"] in late:
-            asyncio.run(delta.project.tables.table("Users").delete(key_of(row)))
+    delta.delete_sources_of(sent)
     delta.apply(Phase.CUTOVER)
-    delta.project.clock.advance(lands_s)
-    asyncio.run(delta.project.tables.server_time())
-    assert {row["ContactEmail"] for row in delta.project.rows("UsersV2")} == {
-        row["RowKey"] for row in delta.project.rows("Users")
-    }
+    delta.pass_time(lands_s)
+    delta.assert_half_in_step()
     assert delta.landed, "nobody refused it"
-    assert len(delta.project.rows("Users")) == 10
 
 
 def test_the_next_runner_awaits_an_unknown_outcome(tmp_path: Path) -> None:
@@ -575,17 +581,10 @@ def test_the_next_runner_awaits_an_unknown_outcome(tmp_path: Path) -> None:
     delta = Delta(tmp_path)
     sent = delta.stopped_with_a_batch_left_open("UsersV2")
     delta.lands_after(MARGIN_S - 1, "tables", sent)
-    late = {operation.row["ContactEmail"] for operation in sent.operations}
-    for row in delta.project.rows("Users"):
-        if row["RowKey"] in late:
-            asyncio.run(delta.project.tables.table("Users").delete(key_of(row)))
+    delta.delete_sources_of(sent)
     delta.apply(Phase.CUTOVER)
-    delta.project.clock.advance(MARGIN_S)
-    asyncio.run(delta.project.tables.server_time())
-    assert {row["ContactEmail"] for row in delta.project.rows("UsersV2")} == {
-        row["RowKey"] for row in delta.project.rows("Users")
-    }
-    assert len(delta.project.rows("Users")) == 10
+    delta.pass_time(MARGIN_S)
+    delta.assert_half_in_step()
 
 
 def test_cutover_awaits_the_last_passs_unknown_outcome(tmp_path: Path) -> None:
@@ -593,20 +592,12 @@ def test_cutover_awaits_the_last_passs_unknown_outcome(tmp_path: Path) -> None:
     delta.apply()
     new = user("new@example.com", "p0")
     asyncio.run(delta.project.tables.table("Users").insert(new))
-    sent: list[Call] = []
-
-    async def gate(call: Call) -> None:
-        if not sent and call.action == "insert" and call.table == "UsersV2":
-            sent.append(call)
-            delta.lands_after(MARGIN_S - 1, "tables", call)
-
-    delta._gates(gate)
+    sent = delta.first("insert", "UsersV2", lambda call: delta.lands_after(MARGIN_S - 1, "tables", call))
     delta.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "insert", "UsersV2"))
     delta.apply(Phase.CUTOVER)
     [made] = [row for row in delta.project.rows("UsersV2") if row["ContactEmail"] == new["RowKey"]]
     asyncio.run(delta.project.tables.table("UsersV2").delete(key_of(made)))
-    delta.project.clock.advance(MARGIN_S)
-    asyncio.run(delta.project.tables.server_time())
+    delta.pass_time(MARGIN_S)
     assert sent
     assert new["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
 
@@ -619,20 +610,12 @@ def test_what_a_way_back_left_open_lands_before_the_source_is_the_authority_agai
     [row] = [one for one in delta.project.rows("UsersV2") if one["ContactEmail"] == FIRST.row]
     asyncio.run(target.merge({**content_of(row), "Name": "new"}))
     asyncio.run(source.delete(EntityKey("p0", FIRST.row)))
-    sent: list[Call] = []
-
-    async def gate(call: Call) -> None:
-        if not sent and call.action == "insert" and call.table == "Users":
-            sent.append(call)
-            delta.lands_after(MARGIN_S - 1, "tables", call)
-
-    delta._gates(gate)
+    sent = delta.first("insert", "Users", lambda call: delta.lands_after(MARGIN_S - 1, "tables", call))
     delta.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "insert", "Users"))
     with delta.project.session(STOPPED) as session:
         commands.rollback(session, delta.script_id, to=None, drop=None)
     asyncio.run(source.delete(EntityKey("p0", FIRST.row)))
-    delta.project.clock.advance(MARGIN_S)
-    asyncio.run(delta.project.tables.server_time())
+    delta.pass_time(MARGIN_S)
     assert sent
     assert FIRST.row not in {one["RowKey"] for one in delta.project.rows("Users")}
 
@@ -642,8 +625,7 @@ def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_pat
     sent = delta.killed_at_first_batch_to(MAPPING_TABLE)
     delta.lands_after(MARGIN_S - 1, "restricted", sent)
     delta.rollback()
-    delta.project.clock.advance(MARGIN_S)
-    asyncio.run(delta.project.restricted.server_time())
+    delta.pass_time(MARGIN_S, "restricted")
     assert delta.project.restricted.dump(MAPPING_TABLE) == []
     delta.apply()
     assert len(delta.project.rows("UsersV2")) == 20
@@ -655,13 +637,7 @@ def test_delayed_deletes_of_a_rollback_spare_the_next_run(tmp_path: Path, again:
     delta = Delta(tmp_path)
     delta.apply()
     mapping = delta.project.restricted.dump(MAPPING_TABLE)
-    sent: list[Call] = []
-
-    async def gate(call: Call) -> None:
-        if not sent and call.action == "transact" and call.table == MAPPING_TABLE:
-            sent.append(call)
-
-    delta._gates(gate)
+    sent = delta.first("transact", MAPPING_TABLE)
     delta.project.restricted.faults = PlannedFaults(
         Planned(Fault(FaultKind.LOST_REQUEST), "transact", MAPPING_TABLE)
     )
@@ -674,8 +650,7 @@ def test_delayed_deletes_of_a_rollback_spare_the_next_run(tmp_path: Path, again:
     if again:
         delta.rollback()
     delta.apply()
-    delta.project.clock.advance(MARGIN_S)
-    asyncio.run(delta.project.restricted.server_time())
+    delta.pass_time(MARGIN_S, "restricted")
     assert len(delta.project.restricted.dump(MAPPING_TABLE)) == len(mapping)
 
 
@@ -727,27 +702,21 @@ def test_the_age_of_a_verification_is_told_without_the_machines_clock(users: Com
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-def cut_over_for_the_new_view(ours: Company, *, at: int) -> None:
-    """Cut over, with an intent for a row that the source cannot express any more, made at an epoch."""
+def cut_over_for_the_new_view(ours: Company) -> None:
+    """Cut over, with an intent for a row that the source cannot express any more."""
     ours.client()
     ours.apply(Phase.CUTOVER)
     ours.do(ours.clients.pop().close())
     ours.client(View.NEW)
     row = ours.project.rows("UsersV2")[0]
-
-    async def left_open() -> None:
-        journal = await ours.project.journal(ours.script_id)
-        key = key_of(user(row["ContactEmail"]))
-        await journal.begin("0dead", at, "source", [key])
-        stranger = {**content_of(row), "ContactEmail": "somebody.else@example.com"}
-        await ours.project.tables.table("UsersV2").replace(stranger)
-
-    ours.do(left_open())
+    ours.do(leave_intent(ours, key_of(user(row["ContactEmail"])), epoch=5))
+    stranger = {**content_of(row), "ContactEmail": "somebody.else@example.com"}
+    ours.do(ours.project.tables.table("UsersV2").replace(stranger))
 
 
 def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
     """It is given up, and that is on record: the row stays as the target has it."""
-    cut_over_for_the_new_view(users, at=5)
+    cut_over_for_the_new_view(users)
     users.apply(Phase.COMPLETE)
     assert users.phase is ControlPhase.COMPLETE
     assert users.intents == []
@@ -759,7 +728,7 @@ def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(user
 
 def test_what_the_source_cannot_express_is_told_while_there_is_a_way_back(users: Company) -> None:
     """An intent that was there long enough to be settled is not given up without a word."""
-    cut_over_for_the_new_view(users, at=5)
+    cut_over_for_the_new_view(users)
     users.live(OVER_S)
     with pytest.raises(GateClosed, match="1 intents of the journal cannot be settled"):
         users.apply(Phase.COMPLETE)
