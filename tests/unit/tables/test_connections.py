@@ -8,8 +8,9 @@ import base64
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,12 @@ MB = 1 << 20
 
 @dataclass
 class Served:
-    """What a server was asked.
-
-    Attributes:
-        port: where it listens.
-        heads: of the requests, in the order in which they came.
-        bodies: of the requests.
-        made: how many connections were made.
-    """
+    """Where a server listens, the requests in order, and the number of connections."""
 
     port: int = 0
     heads: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    made: int = 0
+    connections: int = 0
 
     @property
     def paths(self) -> list[str]:
@@ -68,7 +62,7 @@ async def serving(
     served, tasks = Served(), set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.made += 1
+        served.connections += 1
         tasks.add(asyncio.current_task())
         try:
             await talk(served, reader, writer)
@@ -90,24 +84,21 @@ async def serving(
         await asyncio.gather(*tasks)
 
 
-def saying(*answers: bytes) -> Talk:
-    """Give one answer after the other, a request each, the last one for ever."""
+def saying(*answers: bytes, closes: bool = False) -> Talk:
+    """Give one answer after the other, a request each, the last one for ever; or close after the first."""
 
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await served.take(reader)
             writer.write(answers[min(len(served.heads), len(answers)) - 1])
             await writer.drain()
+            if closes:
+                return
 
     return talk
 
 
-def saying_and_closing(answer: bytes) -> Talk:
-    async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await served.take(reader)
-        writer.write(answer)
-
-    return talk
+saying_and_closing = partial(saying, closes=True)
 
 
 class Silent:
@@ -166,7 +157,23 @@ class Client:
 
 
 def client_of(served: Served, **options: Any) -> Client:
-    return Client(f"http://127.0.0.1:{served.port}", **options)
+    return Client(f"http{'s' * ('verify' in options)}://127.0.0.1:{served.port}", **options)
+
+
+@pytest.fixture
+def reached(
+    encrypted: bool, tmp_path: Path
+) -> Callable[..., AbstractAsyncContextManager[tuple[Served, Client]]]:
+    """Serve, and return the server and a client of it, over TLS if `encrypted`."""
+
+    @asynccontextmanager
+    async def serve(talk: Talk, **options: Any) -> AsyncIterator[tuple[Served, Client]]:
+        tls, trusting = certificate(tmp_path) if encrypted else (None, None)
+        options |= {"verify": trusting} if encrypted else {}
+        async with serving(talk, tls=tls) as served, client_of(served, **options) as client:
+            yield served, client
+
+    return serve
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -219,7 +226,7 @@ async def test_an_answer_in_pieces_is_read_and_its_connection_reused(form: str, 
         writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             await served.take(reader)
-            for piece in [raw] if pieces == "whole" else [bytes([one]) for one in raw]:
+            for piece in [raw] if pieces == "whole" else [bytes([byte]) for byte in raw]:
                 writer.write(piece)
                 await asyncio.sleep(0)
 
@@ -227,7 +234,7 @@ async def test_an_answer_in_pieces_is_read_and_its_connection_reused(form: str, 
         for _ in range(2):
             answer = await client.ask()
             assert (answer.status, answer.body) == (status, body)
-    assert served.made == 1 and len(served.heads) == 2
+    assert (served.connections, len(served.heads)) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ async def test_an_answer_that_ends_its_connection_counts(raw: bytes) -> None:
         for _ in range(2):
             answer = await client.ask()
             assert (answer.status, answer.body) == (200, b"ok")
-    assert served.made == 2
+    assert served.connections == 2
 
 
 async def test_headers_are_found_in_any_case_and_the_first_of_several_counts() -> None:
@@ -271,7 +278,7 @@ async def test_a_truncated_answer_raises_disconnected(raw: bytes) -> None:
     async with serving(saying_and_closing(raw)) as served, client_of(served) as client:
         with pytest.raises(Disconnected):
             await client.ask()
-    assert served.made == 1, "a request is sent once"
+    assert served.connections == 1, "a request is sent once"
 
 
 async def test_a_reset_connection_is_no_answer_and_nothing_is_resent() -> None:
@@ -304,10 +311,7 @@ async def test_malformed_http_raises_and_ends_the_connection(raw: bytes) -> None
         with pytest.raises(Malformed):
             await client.ask()
         assert (await client.ask()).body == b"ok"
-    assert served.made == 2
-
-
-# --- answers of others ---------------------------------------------------------------------------------
+    assert served.connections == 2
 
 
 @pytest.mark.parametrize("form", ["Content-Length", "chunked", "204"])
@@ -322,7 +326,7 @@ async def test_bytes_after_an_answer_answer_no_other_request(form: str, behind: 
         answer = await client.ask()
         assert (answer.status, answer.body) == (status, body)
         assert (await client.ask()).body == b"own"
-    assert served.made == 2
+    assert served.connections == 2
 
 
 async def test_unsolicited_bytes_end_the_connection() -> None:
@@ -343,27 +347,21 @@ async def test_unsolicited_bytes_end_the_connection() -> None:
         answered.append(await client.ask())
         await ended.wait()
         assert (await client.ask()).body == b"ok"
-    assert served.made == 2
+    assert served.connections == 2
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_an_early_answer_counts_and_ends_the_connection(encrypted: bool, tmp_path: Path) -> None:
+async def test_an_early_answer_counts_and_ends_the_connection(reached: Reached) -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
         await asyncio.Event().wait()
 
-    tls, trusting = certificate(tmp_path)
-    async with serving(talk, tls=tls if encrypted else None) as served:
-        endpoint = f"{'https' if encrypted else 'http'}://127.0.0.1:{served.port}"
-        async with Client(endpoint, verify=trusting) as client:
-            for _ in range(2):
-                assert (await client.ask(method="POST", body=bytes(32 * MB))).status == 413
-    assert served.made == 2
-
-
-# --- time ----------------------------------------------------------------------------------------------
+    async with reached(talk) as (served, client):
+        for _ in range(2):
+            assert (await client.ask(method="POST", body=bytes(32 * MB))).status == 413
+    assert served.connections == 2
 
 
 async def test_a_silent_server_times_out_and_frees_the_place() -> None:
@@ -374,7 +372,7 @@ async def test_a_silent_server_times_out_and_frees_the_place() -> None:
         await silent.ended.wait()
         with pytest.raises(TimeoutError):
             await client.ask()  # the place is free
-    assert served.made == 2
+    assert served.connections == 2
 
 
 async def test_the_read_timeout_counts_from_the_last_bytes(go_on: Callable[[float], None]) -> None:
@@ -404,8 +402,8 @@ async def test_the_read_timeout_counts_from_the_last_bytes(go_on: Callable[[floa
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_the_time_for_an_answer_does_not_run_while_a_request_goes_out(
-    encrypted: bool, tmp_path: Path, go_on: Callable[[float], None]
+async def test_the_read_timeout_does_not_run_while_sending(
+    reached: Reached, go_on: Callable[[float], None]
 ) -> None:
     more = asyncio.Semaphore(0)
     taken = 0
@@ -418,27 +416,22 @@ async def test_the_time_for_an_answer_does_not_run_while_a_request_goes_out(
             await reader.readexactly(4 * MB)
             taken += 1
 
-    tls, trusting = certificate(tmp_path)
-    async with serving(talk, tls=tls if encrypted else None) as served:
-        endpoint = f"{'https' if encrypted else 'http'}://127.0.0.1:{served.port}"
-        async with Client(endpoint, verify=trusting, read_s=100) as client:
-            asking = asyncio.create_task(client.ask(method="POST", body=bytes(48 * MB)))
-            await until(lambda: client.used is not None)
-            used = client.used
-            for number in range(1, 6):
-                unsent = used._buffered()
-                assert unsent > 0
-                more.release()
-                await until(
-                    lambda before=unsent, number=number: taken == number and used._buffered() < before
-                )
-                go_on(60)
-                await asyncio.sleep(0.01)
-                assert not asking.done()
-            go_on(101)
-            go_on(101)
-            with pytest.raises(TimeoutError):
-                await asking
+    async with reached(talk, read_s=100) as (_, client):
+        asking = asyncio.create_task(client.ask(method="POST", body=bytes(48 * MB)))
+        await until(lambda: client.used is not None)
+        used = client.used
+        for number in range(1, 6):
+            unsent = used._buffered()
+            assert unsent > 0
+            more.release()
+            await until(lambda before=unsent, number=number: taken == number and used._buffered() < before)
+            go_on(60)
+            await asyncio.sleep(0.01)
+            assert not asking.done()
+        go_on(101)
+        go_on(101)
+        with pytest.raises(TimeoutError):
+            await asking
 
 
 async def test_a_connection_idle_for_four_seconds_is_not_reused(go_on: Callable[[float], None]) -> None:
@@ -446,10 +439,10 @@ async def test_a_connection_idle_for_four_seconds_is_not_reused(go_on: Callable[
         await client.ask()
         go_on(module.IDLE_SECONDS - 0.5)
         await client.ask()
-        assert served.made == 1
+        assert served.connections == 1
         go_on(module.IDLE_SECONDS + 0.1)
         await client.ask()
-        assert served.made == 2
+        assert served.connections == 2
 
 
 async def test_closing_cancels_the_timers_of_connections() -> None:
@@ -463,14 +456,11 @@ async def test_closing_cancels_the_timers_of_connections() -> None:
     assert not [timer for timer in scheduled if not timer.cancelled() and "Connection." in repr(timer)]
 
 
-# --- places --------------------------------------------------------------------------------------------
-
-
 async def test_a_canceled_request_frees_its_place_and_ends_its_connection() -> None:
     silent = Silent()
 
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await (silent if served.made == 1 else saying(OK))(served, reader, writer)
+        await (silent if served.connections == 1 else saying(OK))(served, reader, writer)
 
     async with serving(talk) as served, client_of(served, most=1) as client:
         asking = asyncio.create_task(client.ask())
@@ -480,7 +470,7 @@ async def test_a_canceled_request_frees_its_place_and_ends_its_connection() -> N
             await asking
         await silent.ended.wait()
         assert (await client.ask()).body == b"ok"
-    assert served.made == 2
+    assert served.connections == 2
 
 
 async def test_a_request_canceled_before_sending_frees_its_place() -> None:
@@ -498,7 +488,7 @@ async def test_a_request_canceled_before_sending_frees_its_place() -> None:
             waiting.cancel()
             connecting.cancel()
             ended = await asyncio.gather(connecting, waiting, return_exceptions=True)
-            assert every(isinstance(one, asyncio.CancelledError) for one in ended)
+            assert every(isinstance(error, asyncio.CancelledError) for error in ended)
             last = asyncio.create_task(client.ask())
             await heard.acquire()
             last.cancel()
@@ -526,7 +516,7 @@ async def test_connections_are_bounded_and_first_come_first_served() -> None:
             await until(lambda expected=expected: len(served.heads) == expected)
             go.release()
         assert every(answer.body == b"ok" for answer in await asyncio.gather(*asking))
-    assert (served.made, most) == (2, 2)
+    assert (served.connections, most) == (2, 2)
     assert sorted(served.paths[:2]) == ["/0", "/1"]
     assert served.paths[2:] == [f"/{number}" for number in range(2, 9)]
 
@@ -537,10 +527,7 @@ async def test_a_connection_closed_while_idle_is_not_used() -> None:
             await client.ask()
             used = client.used
             await until(lambda used=used: not used.usable)
-    assert served.made == 3
-
-
-# --- before anything is sent ---------------------------------------------------------------------------
+    assert served.connections == 3
 
 
 async def test_a_request_forbidden_at_sending_keeps_the_connection() -> None:
@@ -552,7 +539,7 @@ async def test_a_request_forbidden_at_sending_keeps_the_connection() -> None:
             with pytest.raises(LookupError):
                 await client.connections.exchange("PUT", f"{client.endpoint}/no", {}, b"row", forbid)
             assert (await client.ask()).body == b"ok"
-    assert (served.made, served.paths) == (1, ["/rows", "/rows"])
+    assert (served.connections, served.paths) == (1, ["/rows", "/rows"])
 
 
 async def test_nothing_is_sent_on_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,9 +547,9 @@ async def test_nothing_is_sent_on_a_closed_connection(monkeypatch: pytest.Monkey
         connect = client.connections._connect
 
         async def lost() -> Connection:
-            made = await connect()
-            made.close()
-            return made
+            connection = await connect()
+            connection.close()
+            return connection
 
         monkeypatch.setattr(client.connections, "_connect", lost)
         with pytest.raises(Disconnected):
@@ -587,7 +574,7 @@ async def test_a_request_that_would_be_split_is_not_sent(path: str, headers: dic
     async with serving(saying(OK)) as served, client_of(served) as client:
         with pytest.raises(Malformed):
             await client.ask(path, headers=headers)
-    assert served.made == 0 and client.used is None
+    assert served.connections == 0 and client.used is None
 
 
 async def test_a_request_is_sent_unchanged() -> None:
@@ -627,9 +614,6 @@ async def test_an_unusable_address_is_refused_as_unreachable(endpoint: str, prox
         with pytest.raises(OSError):
             await client.ask()
     assert client.used is None
-
-
-# --- proxies -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
@@ -695,7 +679,7 @@ async def test_a_tunnel_hides_the_proxys_password(secured: bool, before: bytes, 
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("reply", "error"),
     [
         (b"HTTP/1.1 407 Who are you\r\nContent-Length: 100000\r\n\r\nhalf", ProxyRefused),
         (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", ProxyRefused),
@@ -707,8 +691,8 @@ async def test_a_tunnel_hides_the_proxys_password(secured: bool, before: bytes, 
         (b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", OSError),
     ],
 )
-async def test_a_failed_tunnel_sends_no_request(said: bytes, error: type[OSError]) -> None:
-    async with serving(saying_and_closing(said)) as by:
+async def test_a_failed_tunnel_sends_no_request(reply: bytes, error: type[OSError]) -> None:
+    async with serving(saying_and_closing(reply)) as by:
         proxy = f"http://127.0.0.1:{by.port}"
         async with Client("https://account.example", proxy=proxy) as client:
             with pytest.raises(error):
@@ -754,9 +738,6 @@ async def test_the_transport_separates_not_sent_from_not_answered() -> None:
             await sent(f"http://127.0.0.1:{served.port}")
 
 
-# --- certificates --------------------------------------------------------------------------------------
-
-
 async def test_certificates_are_verified_as_configured(tmp_path: Path) -> None:
     tls, trusting = certificate(tmp_path)
     (tmp_path / "junk.pem").write_text("no certificate")
@@ -782,11 +763,11 @@ async def test_certificates_are_verified_as_configured(tmp_path: Path) -> None:
     assert len(served.heads) == 3
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-async def test_a_failed_handshake_sends_no_request(said: bytes) -> None:
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+async def test_a_failed_handshake_sends_no_request(reply: bytes) -> None:
     async def talk(served: Served, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
-        writer.write(said)
+        writer.write(reply)
 
     async with serving(talk) as served, Client(f"https://127.0.0.1:{served.port}") as client:
         with pytest.raises(OSError):
@@ -804,20 +785,14 @@ async def test_a_silent_handshake_times_out() -> None:
         await silent.ended.wait()
 
 
-# --- sizes and addresses -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_large_bodies_go_both_ways_at_once(encrypted: bool, tmp_path: Path) -> None:
-    tls, trusting = certificate(tmp_path)
+async def test_large_bodies_go_both_ways_at_once(reached: Reached) -> None:
     body = bytes(range(256)) * (8 * MB // 256)
-    async with serving(echo, tls=tls if encrypted else None) as served:
-        endpoint = f"{'https' if encrypted else 'http'}://127.0.0.1:{served.port}"
-        async with Client(endpoint, verify=trusting) as client:
-            for _ in range(2):
-                answers = await asyncio.gather(*(client.ask(method="POST", body=body) for _ in range(2)))
-                assert every(answer.body == body for answer in answers)
-    assert served.made == 2
+    async with reached(echo) as (served, client):
+        for _ in range(2):
+            answers = await asyncio.gather(*(client.ask(method="POST", body=body) for _ in range(2)))
+            assert every(answer.body == body for answer in answers)
+    assert served.connections == 2
 
 
 async def test_an_endpoint_is_reached_by_ipv6_and_by_name() -> None:
@@ -833,9 +808,6 @@ async def test_an_endpoint_is_reached_by_ipv6_and_by_name() -> None:
     assert f"Host: [::1]:{served.port}\r\n" in served.heads[0]
 
 
-# --- closing -------------------------------------------------------------------------------------------
-
-
 async def test_closing_ends_running_and_waiting_requests() -> None:
     silent = Silent()
     async with serving(silent) as served, client_of(served, most=1) as client:
@@ -844,11 +816,11 @@ async def test_closing_ends_running_and_waiting_requests() -> None:
         await client.connections.close()
         await client.connections.close()
         ended = await asyncio.gather(*asking, return_exceptions=True)
-        assert every(isinstance(one, Disconnected) for one in ended)
+        assert every(isinstance(error, Disconnected) for error in ended)
         await silent.ended.wait()
         with pytest.raises(Disconnected):
             await client.ask()
-    assert served.made == 1 == len(served.heads)
+    assert served.connections == 1 == len(served.heads)
 
 
 async def test_a_connection_made_during_close_is_closed_unused() -> None:
