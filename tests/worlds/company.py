@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rekey.client.lease import ClientLease
 from rekey.client.parts import ClientParts, Counters
@@ -39,6 +39,8 @@ from rekey.runner.commands import Mode
 from rekey.runner.handover import hand_over
 from rekey.runner.run import Options
 from rekey.runner.session import Session
+from rekey.runner.status import read_status
+from rekey.status.judge import Status
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
 from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
@@ -124,6 +126,12 @@ class Company:
             if client.writer is not None and not client.dead:
                 await client.writer.settle()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End everything."""
         self.do(cancel(self.held))
@@ -140,6 +148,11 @@ class Company:
         """A session of the runner in the application's loop."""
         with self.project.session(options, loop=self.loop) as session:
             yield session
+
+    def status(self) -> Status:
+        """Return what `rekey status` would show."""
+        with self.session() as session:
+            return self.do(read_status(session.sources, session.scripts[self.script_id]))
 
     def apply(self, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
         """`rekey apply`."""

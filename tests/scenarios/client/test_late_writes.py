@@ -60,9 +60,10 @@ DAY = 86_400
 
 @pytest.fixture
 def users(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, USERS_SCRIPT, [user(f"user{number:03}@example.com") for number in range(20)])
-    yield made
-    made.close()
+    with company(
+        tmp_path, USERS_SCRIPT, [user(f"user{number:03}@example.com") for number in range(20)]
+    ) as made:
+        yield made
 
 
 def source(ours: Company) -> dict[EntityKey, Row]:

@@ -30,16 +30,14 @@ from tests.worlds.small import post, user
 @pytest.fixture
 def users(tmp_path: Path) -> Iterator[Company]:
     rows = [user(f"user{number:03}@example.com", f"p{number % 3}") for number in range(60)]
-    made = company(tmp_path, USERS_SCRIPT, rows)
-    yield made
-    made.close()
+    with company(tmp_path, USERS_SCRIPT, rows) as made:
+        yield made
 
 
 @pytest.fixture
 def posts(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, POSTS_SCRIPT, [post(f"post-{number:03}") for number in range(40)])
-    yield made
-    made.close()
+    with company(tmp_path, POSTS_SCRIPT, [post(f"post-{number:03}") for number in range(40)]) as made:
+        yield made
 
 
 def old_user(rng: random.Random, _key: EntityKey) -> Row:

@@ -38,9 +38,8 @@ LONGEST_S = 30 + 5 + 1
 @pytest.fixture
 def users(tmp_path: Path) -> Iterator[Company]:
     rows = [user(f"user{number:03}@example.com", f"p{number % 3}") for number in range(30)]
-    made = company(tmp_path, USERS_SCRIPT, rows)
-    yield made
-    made.close()
+    with company(tmp_path, USERS_SCRIPT, rows) as made:
+        yield made
 
 
 def counters(ours: Company, phase: Phase) -> dict[str, int]:

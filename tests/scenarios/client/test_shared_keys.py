@@ -73,16 +73,14 @@ def delete(key: str) -> Operation:
 
 @pytest.fixture
 def folded(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, FOLDED, [row("Ann", Age=1), row("bob", Age=1)])
-    yield made
-    made.close()
+    with company(tmp_path, FOLDED, [row("Ann", Age=1), row("bob", Age=1)]) as made:
+        yield made
 
 
 @pytest.fixture
 def seats(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, SEATS, [row("u1", Seat="s1"), row("u2", Seat="s2")])
-    yield made
-    made.close()
+    with company(tmp_path, SEATS, [row("u1", Seat="s1"), row("u2", Seat="s2")]) as made:
+        yield made
 
 
 async def race(*writes: tuple[Client, Operation]) -> list[object]:

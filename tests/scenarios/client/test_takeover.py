@@ -19,10 +19,6 @@ from rekey.phases import ControlPhase
 from rekey.protocol.registry import SAFETY_S, ClientRow, Registry, over_at
 from rekey.protocol.sweeper import Company
 from rekey.runner.commands import Mode
-from rekey.runner.status import read_status
-from rekey.state.store import State
-from rekey.status.facts import Sources
-from rekey.status.judge import Status
 from rekey.tables.base import SIGNED_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -270,37 +266,22 @@ async def test_clients_settle_unless_frozen(phase: ControlPhase, reverse: bool, 
 
 
 def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path) -> None:
-    ours = company_of(tmp_path, USERS_SCRIPT, [user("ann@example.com", Nm="old")])
-    project = ours.project
-
-    def status() -> Status:
-        declared = project.scripts[ours.script_id]
-        with State.open(project.config.state, read_only=True) as state:
-            accounts = project.connect(project.config)
-            return ours.do(
-                read_status(
-                    Sources(project.config, project.scripts, state, accounts, project.clock), declared
-                )
-            )
-
-    try:
+    with company_of(tmp_path, USERS_SCRIPT, [user("ann@example.com", Nm="old")]) as ours:
         client = ours.client()
         ours.apply()
-        project.tables.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
+        ours.project.tables.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
         ours.do(client.write(replace(user("ann@example.com", Nm="new"))))
         ours.do(client.die())
-        project.tables.faults = PlannedFaults()
+        ours.project.tables.faults = PlannedFaults()
         ours.live(20)
-        early = status().verdict
+        early = ours.status().verdict
         assert not early.safe
         assert early.remark.startswith("not before "), "it would be young for the command, too"
         ours.live(60)
-        verdict = status().verdict
+        verdict = ours.status().verdict
         assert (verdict.safe, verdict.command) == (False, f"verify {ours.script_id} --mode sample")
         ours.verify(Mode.SAMPLE)
         ours.assert_in_step()
-        settled = status()
+        settled = ours.status()
         assert settled.facts.store.intents.abandoned is None
         assert settled.verdict.safe
-    finally:
-        ours.close()

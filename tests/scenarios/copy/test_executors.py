@@ -174,10 +174,9 @@ def test_a_mapping_in_the_clear_shows_no_key_in_tasks_either(project: Project) -
 
 
 def test_an_application_that_writes_through_clients_is_copied_by_workers_too(tmp_path: Path) -> None:
-    ours = company(
+    with company(
         tmp_path, USERS_SCRIPT, [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
-    )
-    try:
+    ) as ours:
         with inline(ours.project, runs_once=False):
             ours.apply(Phase.DUAL_WRITE)
             client = ours.client()
@@ -187,8 +186,6 @@ def test_an_application_that_writes_through_clients_is_copied_by_workers_too(tmp
             ours.settle()
         ours.assert_in_step()
         assert len(ours.project.rows("UsersV2")) == ROWS - 1
-    finally:
-        ours.close()
 
 
 # --- twice, late, after the end -------------------------------------------------------------------------

@@ -26,9 +26,10 @@ MARGIN_S = 60
 
 @pytest.fixture
 def users(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, USERS_SCRIPT, [user(f"user{number:03}@example.com") for number in range(20)])
-    yield made
-    made.close()
+    with company(
+        tmp_path, USERS_SCRIPT, [user(f"user{number:03}@example.com") for number in range(20)]
+    ) as made:
+        yield made
 
 
 def seconds(ours: Company) -> float:

@@ -440,8 +440,7 @@ def test_a_forged_tombstone_of_a_sealed_mapping_is_found(users: Commands, how: s
 
 def test_a_client_after_complete_writes_the_target_alone_and_a_tombstone_stays(tmp_path: Path) -> None:
     """Who is in the new view inserts the same person anew: a row of the application, without a mapping."""
-    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example"), user("c@d.example")])
-    try:
+    with company(tmp_path, USERS_SCRIPT, [user("a@b.example"), user("c@d.example")]) as made:
         client = made.client(View.NEW)
         made.apply()
         made.apply(Phase.CUTOVER)
@@ -458,8 +457,6 @@ def test_a_client_after_complete_writes_the_target_alone_and_a_tombstone_stays(t
         assert erased_rows(made) == stones
         assert made.intents == []
         assert len(made.project.rows("Users")) == 1, "the source is not written any more"
-    finally:
-        made.close()
 
 
 def erase_in(made: object, row: Row) -> None:
@@ -483,8 +480,7 @@ def erased_rows(made: object) -> dict[EntityKey, Row]:
 
 def test_a_client_that_has_not_acknowledged_complete_is_waited_for(tmp_path: Path) -> None:
     """A run that was cut off can leave one: until it is over it may write by the rules of before."""
-    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example")])
-    try:
+    with company(tmp_path, USERS_SCRIPT, [user("a@b.example")]) as made:
         client = made.client(View.NEW)
         made.apply()
         made.apply(Phase.CUTOVER)
@@ -502,14 +498,11 @@ def test_a_client_that_has_not_acknowledged_complete_is_waited_for(tmp_path: Pat
         made.live(SIGNED_S)  # until the service refuses what it had signed
         erase_in(made, user("a@b.example"))
         assert len(erased_rows(made)) == 2
-    finally:
-        made.close()
 
 
 def test_while_the_journal_holds_intents_nothing_is_erased(tmp_path: Path) -> None:
     """Settling one would read the mapping, and write where it leads."""
-    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example")])
-    try:
+    with company(tmp_path, USERS_SCRIPT, [user("a@b.example")]) as made:
         made.client(View.NEW)
         made.apply()
         made.apply(Phase.CUTOVER)
@@ -523,8 +516,6 @@ def test_while_the_journal_holds_intents_nothing_is_erased(tmp_path: Path) -> No
         with pytest.raises(Exception, match="holds intents"):
             erase_in(made, user("a@b.example"))
         assert erased_rows(made) == {}
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])

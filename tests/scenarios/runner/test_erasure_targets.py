@@ -266,8 +266,7 @@ def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None
     """In capture "dual-write", after the handover: a client of the new view goes on, and the source follows
     nothing any more."""
     rows = [post("a", tags="x,y"), post("b", tags="x")]
-    made = company(tmp_path, POSTS_SCRIPT, rows)
-    try:
+    with company(tmp_path, POSTS_SCRIPT, rows) as made:
         client = made.client(View.NEW)
         made.apply()
         made.apply(Phase.CUTOVER)
@@ -288,8 +287,6 @@ def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None
         assert left == {"Posts": {"b"}, "PostsV2": {"b"}, "PostsByTag": {"b"}}
         titles = {name: [row["Title"] for row in made.project.rows(name)] for name in ("Posts", "PostsV2")}
         assert titles["PostsV2"] == ["on"] != titles["Posts"]
-    finally:
-        made.close()
 
 
 def _key(row: Row) -> Row:
@@ -307,7 +304,7 @@ def test_main_and_secondary_rows_go_in_one_transaction(tmp_path: Path, script: s
         at = [row for row in project.rows("RacesV2") if row["PartitionKey"] != "all"]
         seen.add(sum("0000" in row["RowKey"] for row in at))
 
-    try:
+    with made:
         made.client(View.NEW)
         for phase in (None, Phase.CUTOVER, Phase.COMPLETE):
             made.apply(phase)
@@ -316,14 +313,11 @@ def test_main_and_secondary_rows_go_in_one_transaction(tmp_path: Path, script: s
         erase_with_targets(made, rows[0])
         assert seen == {rows_of_one, 0}
         assert made.actual() == mapped(made.mapper, rows[1:])
-    finally:
-        made.close()
 
 
 def test_a_person_who_was_made_anew_is_left_alone(tmp_path: Path) -> None:
     """After an erasure the application writes the same key again: a row of its own, without a mapping."""
-    made = company(tmp_path, USERS_SCRIPT, [user("a@b.example")])
-    try:
+    with company(tmp_path, USERS_SCRIPT, [user("a@b.example")]) as made:
         client = made.client(View.NEW)
         for phase in (None, Phase.CUTOVER, Phase.COMPLETE):
             made.apply(phase)
@@ -332,5 +326,3 @@ def test_a_person_who_was_made_anew_is_left_alone(tmp_path: Path) -> None:
         made.do(client.write(Operation(Verb.INSERT, {**_key(row), "Name": "anew"})))
         assert dict(erase_with_targets(made, user("a@b.example")).target_rows) == {}
         assert [one["Name"] for one in made.project.rows("UsersV2")] == ["anew"]
-    finally:
-        made.close()

@@ -38,17 +38,15 @@ RACES_SCRIPT = named(RACES, "Races", "RacesByKey")
 
 @pytest.fixture
 def posts(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, POSTS_SCRIPT, [post(f"post-{number:03}") for number in range(20)])
-    yield made
-    made.close()
+    with company(tmp_path, POSTS_SCRIPT, [post(f"post-{number:03}") for number in range(20)]) as made:
+        yield made
 
 
 @pytest.fixture
 def races(tmp_path: Path) -> Iterator[Company]:
     rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(20)]
-    made = company(tmp_path, RACES_SCRIPT, rows)
-    yield made
-    made.close()
+    with company(tmp_path, RACES_SCRIPT, rows) as made:
+        yield made
 
 
 def new_post(rng: random.Random, key: EntityKey) -> Row:

@@ -4,7 +4,7 @@ there, and nothing deletes the last copy of rows without a reason that is record
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from rekey.core import concurrency
 from rekey.errors import GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import EntityKey, key_of
+from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands, remaining
@@ -46,24 +46,33 @@ def users(lives: Lives) -> Commands:
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Company]:
     """A migration of capture "dual-write" before the gate of cutover, with a client of each view."""
-    made = company(tmp_path, USERS_SCRIPT, [user(f"user{number:02}@example.com") for number in range(ROWS)])
-    try:
+    with company(
+        tmp_path, USERS_SCRIPT, [user(f"user{number:02}@example.com") for number in range(ROWS)]
+    ) as made:
         made.client(View.OLD)
         made.client(View.NEW)
         made.apply()
         yield made
-    finally:
-        made.close()
 
 
 def delete(project: Project, table: str) -> None:
     assert asyncio.run(project.tables.delete_table(table))
 
 
+def delete_rows(project: Project, table: str, rows: Iterable[Row]) -> None:
+    for row in rows:
+        asyncio.run(project.tables.table(table).delete(key_of(row)))
+
+
 def make_again(project: Project, table: str) -> None:
     delete(project, table)
     project.clock.advance(120)
     asyncio.run(project.tables.create_table(table))
+
+
+def prove_all(project: Project) -> None:
+    with project.session() as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
 
 
 def events(project: Project, name: str) -> list[dict[str, object]]:
@@ -100,18 +109,13 @@ def test_status_after_cutover_looks_at_both_sides_and_after_complete_at_the_targ
 
 
 def test_status_of_a_migration_under_writes_needs_its_index_tables_and_its_journal(tmp_path: Path) -> None:
-    made = company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")])
-    try:
+    with company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")]) as made:
         made.apply()
         made.do(made.project.tables.delete_table("PostsByTag"))
         made.do(made.project.restricted.delete_table(JOURNAL_TABLE))
-        from tests.scenarios.verify.test_verification_expires import status
-
-        found = status(made)
+        found = made.status()
         assert found.facts.store.missing == ("PostsByTag", JOURNAL_TABLE)
         assert not found.verdict.safe
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
@@ -125,23 +129,19 @@ def test_cutover_refuses_a_lost_or_empty_target(made: Company, lose: Callable[[P
 
 @pytest.mark.parametrize("table", ["Posts", "PostsByTag"])
 def test_cutover_stays_closed_while_source_or_index_is_gone(tmp_path: Path, table: str) -> None:
-    made = company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")])
-    try:
+    with company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")]) as made:
         made.client(View.OLD)
         made.apply()
         lose_with(made, delete, table)
         with pytest.raises(GateClosed, match=f"the table {table} does not exist"):
             made.apply(Phase.CUTOVER)
-    finally:
-        made.close()
 
 
 def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(lives: Lives) -> None:
     """They were inserted after the verification, and the freeze brings them."""
     rekey = lives.begun(USERS_SCRIPT)
     rows = rekey.project.rows("Users")
-    for row in rows:
-        asyncio.run(rekey.project.tables.table("Users").delete(key_of(row)))
+    delete_rows(rekey.project, "Users", rows)
     rekey("apply")
     asyncio.run(rekey.project.tables.table("Users").insert(user("new@mail.example", "part1")))
     rekey("apply", "--to", "cutover", "--writers-stopped")
@@ -210,8 +210,7 @@ def test_targets_that_hold_the_last_copy_are_dropped_for_a_reason_on_record(user
 
 def test_rows_only_in_the_target_are_counted(users: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = users.project.rows("Users")[:2]
-    for row in (first, second):
-        asyncio.run(users.project.tables.table("Users").delete(key_of(row)))
+    delete_rows(users.project, "Users", (first, second))
     refused = users(*DROP, code=3)
     assert "2 rows of UsersV2 have no row in Users" in refused.err
     monkeypatch.setattr(remaining, "LISTED", 1)
@@ -283,8 +282,7 @@ def test_targets_that_are_gone_are_no_obstacle(users: Commands) -> None:
 def test_a_copy_that_was_cut_off_can_be_dropped(lives: Lives) -> None:
     """Rows that are not copied yet are no rows that would be lost."""
     rekey = lives.begun(USERS_SCRIPT)
-    for row in rekey.project.rows("UsersV2")[:5]:
-        asyncio.run(rekey.project.tables.table("UsersV2").delete(key_of(row)))
+    delete_rows(rekey.project, "UsersV2", rekey.project.rows("UsersV2")[:5])
     rekey(*DROP)
 
 
@@ -359,8 +357,7 @@ def test_copying_back_from_nothing_is_safe(users: Commands, lose: Callable[[Proj
 
 def test_copying_back_what_the_application_deleted_needs_a_reason_where_it_is_most(users: Commands) -> None:
     users("apply", "--to", "cutover", "--writers-stopped")
-    for row in users.project.rows("UsersV2")[:-3]:
-        asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
+    delete_rows(users.project, "UsersV2", users.project.rows("UsersV2")[:-3])
     refused = users("rollback", "--writers-stopped", code=3)
     assert f"{ROWS - 3} rows of Users are not in it" in refused.err
     users("rollback", "--writers-stopped", "--reason", "cleaned up")
@@ -376,18 +373,15 @@ def test_copying_back_what_the_application_deleted_needs_no_reason_where_it_is_l
     """Fewer than many; or many, and not more than there are left."""
     monkeypatch.setattr(remaining, "MANY", many)
     users("apply", "--to", "cutover", "--writers-stopped")
-    for row in users.project.rows("UsersV2")[kept:]:
-        asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
+    delete_rows(users.project, "UsersV2", users.project.rows("UsersV2")[kept:])
     users("rollback", "--writers-stopped")
     assert len(users.project.rows("Users")) == kept
 
 
 def test_rows_that_are_gone_on_both_sides_do_not_count_as_deleted(users: Commands) -> None:
     users("apply", "--to", "cutover", "--writers-stopped")
-    for row in users.project.rows("UsersV2")[3:]:
-        asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
-    for row in users.project.rows("Users")[3:]:
-        asyncio.run(users.project.tables.table("Users").delete(key_of(row)))
+    delete_rows(users.project, "UsersV2", users.project.rows("UsersV2")[3:])
+    delete_rows(users.project, "Users", users.project.rows("Users")[3:])
     users("rollback", "--writers-stopped")
 
 
@@ -417,12 +411,10 @@ def test_a_source_recreated_in_backfill_keeps_rows(tmp_path: Path, monkeypatch: 
         return await swept(run)
 
     monkeypatch.setattr(backfill, "swept_rows", losing)
-    try:
+    with made:
         with pytest.raises(Refused, match="Users is empty, and UsersV2 is not"):
             made.apply()
         assert len(made.project.rows("UsersV2")) == ROWS
-    finally:
-        made.close()
 
 
 def test_an_emptied_source_empties_the_target_for_a_recorded_reason(made: Company) -> None:
@@ -445,8 +437,7 @@ def test_an_emptied_source_empties_the_target_for_a_recorded_reason(made: Compan
 def test_a_smaller_target_blocks_retire(users: Commands, lose: Callable[[Project, str], None]) -> None:
     complete(users)
     project = users.project
-    with project.session(Options(typed_table="Users")) as session:
-        prove(session.config, session.scripts[SCRIPT], session.state)
+    prove_all(project)
     lose(project, "UsersV2")
     refused = users("retire", "--table", "Users", code=3)
     assert "UsersV2 does not exist" in refused.err or f"UsersV2 holds 0 rows, Users {ROWS}" in refused.err
@@ -456,8 +447,7 @@ def test_a_smaller_target_blocks_retire(users: Commands, lose: Callable[[Project
 def test_a_source_that_somebody_deleted_is_retired(users: Commands) -> None:
     complete(users)
     project = users.project
-    with project.session(Options(typed_table="Users")) as session:
-        prove(session.config, session.scripts[SCRIPT], session.state)
+    prove_all(project)
     delete(project, "Users")
     users("retire", "--table", "Users")
     assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "retired"

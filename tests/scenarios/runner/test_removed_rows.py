@@ -423,8 +423,7 @@ def test_erasing_a_person_takes_the_removed_rows_of_theirs(lives: Lives) -> None
 
 def test_a_removed_index_row_is_restored_after_the_handover(tmp_path: Path) -> None:
     """In capture "dual-write"; of the main target, which is the authority then, nothing is removed."""
-    made = company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")])
-    try:
+    with company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")]) as made:
         keep_for_days(made.project)
         client = made.client(View.NEW)
         made.apply()
@@ -446,8 +445,6 @@ def test_a_removed_index_row_is_restored_after_the_handover(tmp_path: Path) -> N
         assert key_of(foreign) in {key_of(row) for row in made.project.rows("PostsByTag")}
         [main] = made.project.rows("PostsV2")
         made.do(client.write(Operation(Verb.MERGE, {**_key(main), "Title": "on"}, "*")))
-    finally:
-        made.close()
 
 
 def _key(row: Row) -> Row:

@@ -166,9 +166,8 @@ def test_a_life_with_delta_passes_a_kill_and_a_way_back_leaves_no_key(project: P
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Iterator[Company]:
-    made = company(tmp_path, USERS_SCRIPT, [])
-    yield made
-    made.close()
+    with company(tmp_path, USERS_SCRIPT, []) as made:
+        yield made
 
 
 def test_a_life_under_writes_of_clients_and_a_way_back_leaves_no_key(ours: Company) -> None:

@@ -91,9 +91,8 @@ def test_a_write_after_cutover_returns_despite_clock_skew(moved: Project, margin
 @pytest.fixture(params=[USERS_ELSEWHERE_SCRIPT, POSTS_ELSEWHERE_SCRIPT], ids=["users", "posts"])
 def ours(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Company]:
     rows = ROWS if request.param is USERS_ELSEWHERE_SCRIPT else [post(f"post-{n:03}") for n in range(40)]
-    made = company(tmp_path, request.param, rows)
-    yield made
-    made.close()
+    with company(tmp_path, request.param, rows) as made:
+        yield made
 
 
 def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_back(ours: Company) -> None:

@@ -259,10 +259,9 @@ def _a_writer_is_at_work_at_cutover(rekey: Steps) -> None:
 
 @situation("cut-over")
 def _clients_are_behind(rekey: Steps) -> None:
-    ours = company(
+    with company(
         rekey.project.folder / "dual", USERS_SCRIPT, [user(f"user{n}@example.com") for n in range(8)]
-    )
-    try:
+    ) as ours:
         ours.apply(Phase.RECONCILE)
         ours.client()
         with pytest.raises(GateClosed) as closed:
@@ -272,8 +271,6 @@ def _clients_are_behind(rekey: Steps) -> None:
         assert not ours.verify().findings
         ours.apply(Phase.CUTOVER)
         assert ours.phase is ControlPhase.CUTOVER
-    finally:
-        ours.close()
 
 
 @situation("cut-over-stopped")

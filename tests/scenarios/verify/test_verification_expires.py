@@ -15,9 +15,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import verification
 from rekey.runner.restore import restore
-from rekey.runner.status import read_status
 from rekey.status.facts import RETURNED_AFTER
-from rekey.status.judge import Status
 from tests.fakes.faults import Call
 from tests.worlds.company import Company, application, company
 from tests.worlds.projects import USERS_SCRIPT
@@ -33,13 +31,11 @@ def made(tmp_path: Path) -> Iterator[Company]:
     made = company(tmp_path, USERS_SCRIPT, [user(f"user{number:02}@example.com") for number in range(12)])
     path = made.project.folder / "rekey.toml"
     path.write_text(path.read_text("utf-8").replace('retention = "0s"', 'retention = "3d"'), "utf-8")
-    try:
+    with made:
         made.client(View.OLD)
         made.client(View.NEW)
         made.apply()
         yield made
-    finally:
-        made.close()
 
 
 def removed(made: Company) -> str:
@@ -49,11 +45,6 @@ def removed(made: Company) -> str:
     assert made.verify().differences.stable == 0
     row_id: str = row.divergence.row_id
     return row_id
-
-
-def status(made: Company) -> Status:
-    with made.session() as session:
-        return made.do(read_status(session.sources, session.scripts[made.script_id]))
 
 
 def restored(made: Company, row_id: str) -> None:
@@ -105,13 +96,13 @@ def on_another_machine(made: Company) -> None:
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["this machine", "another machine"])
 def test_a_row_restored_after_the_verification_does_not_go_live(made: Company, elsewhere: bool) -> None:
     row_id = removed(made)
-    assert not status(made).verification_closes
+    assert not made.status().verification_closes
     if elsewhere:
         on_another_machine(made)
     restored(made, row_id)
     if elsewhere:
         on_another_machine(made)
-    found = status(made)
+    found = made.status()
     assert CHANGED in found.verification_closes
     assert found.next["command"] == f"rekey verify {made.script_id} --mode full"
     require_closed(made)
@@ -147,7 +138,7 @@ def test_a_restore_that_is_refused_leaves_the_verification_in_force(made: Compan
     made.do(made.project.tables.table("UsersV2").insert({**GHOST, "Name": "another"}))
     with made.session() as session, pytest.raises(Exception, match="another row stands"):
         restore(session, made.script_id, row_id)
-    assert not status(made).verification_closes
+    assert not made.status().verification_closes
 
 
 def test_a_repair_that_is_cut_off_ends_the_force_of_the_verification_before_it(made: Company) -> None:

@@ -347,45 +347,38 @@ def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
         account_of(BASE, None)
 
 
-@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
-def test_the_url_of_a_table_is_refused_when_the_client_is_made(which: str) -> None:
-    named = AzureNamedKeyCredential("account", "a2V5")
-    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE)
-    with pytest.raises(ConfigurationError, match=rf"URL of a table[\s\S]*{BASE}$"):
-        DualWriteTableClient(
-            table_name="Users",
-            credential=named,
-            restricted_credential=named,
-            targets_credential=named,
-            migration=declared_as("0001_users", USERS),
-            secrets=SECRETS,
-            wrapping_key=WRAPPING_KEY,
-            **{**endpoints, which: f"{BASE}/Users"},
-        )
-
-
+NAMED = AzureNamedKeyCredential("account", "a2V5")
+ENDPOINTS = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE)
 COSMOS = "https://shop.table.cosmos.azure.com"
+OF_COSMOS = r"is of Azure Cosmos DB[\s\S]*account of Azure Table Storage"
+SECONDARY = r"secondary region[\s\S]*primary endpoint"
 
 
-@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
-@pytest.mark.parametrize("address", [COSMOS, COSMOS.removeprefix("https://"), f"{COSMOS}:443/?sv=1&sig=x"])
-def test_an_account_of_cosmos_db_is_refused_when_the_client_is_made(which: str, address: str) -> None:
-    named = AzureNamedKeyCredential("account", "a2V5")
-    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE) | {
-        which: address
-    }
-    with pytest.raises(
-        ConfigurationError, match=r"is of Azure Cosmos DB[\s\S]*account of Azure Table Storage"
-    ):
+@pytest.mark.parametrize("which", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("address", "refusal"),
+    [
+        (f"{BASE}/Users", rf"URL of a table[\s\S]*{BASE}$"),
+        (COSMOS, OF_COSMOS),
+        (COSMOS.removeprefix("https://"), OF_COSMOS),
+        (f"{COSMOS}:443/?sv=1&sig=x", OF_COSMOS),
+        ("https://account-secondary.table.core.windows.net", SECONDARY),
+        ("http://127.0.0.1:10002/account-secondary", SECONDARY),
+    ],
+)
+def test_an_unusable_account_is_refused_when_the_client_is_made(
+    which: str, address: str, refusal: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=refusal):
         DualWriteTableClient(
             table_name="Users",
-            credential=named,
-            restricted_credential=named,
-            targets_credential=named,
+            credential=NAMED,
+            restricted_credential=NAMED,
+            targets_credential=NAMED,
             migration=declared_as("0001_users", USERS),
             secrets=SECRETS,
             wrapping_key=WRAPPING_KEY,
-            **endpoints,
+            **{**ENDPOINTS, which: address},
         )
 
 
@@ -405,34 +398,11 @@ def test_a_connection_string_of_cosmos_db_is_refused_without_its_key(client: Any
             "Users",
             migration=declared_as("0001_users", USERS),
             restricted_endpoint=BASE,
-            restricted_credential=AzureNamedKeyCredential("account", "a2V5"),
+            restricted_credential=NAMED,
             secrets=SECRETS,
             wrapping_key=WRAPPING_KEY,
         )
     assert "a2V5" not in str(error.value)
-
-
-@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
-@pytest.mark.parametrize(
-    "address",
-    ["https://account-secondary.table.core.windows.net", "http://127.0.0.1:10002/account-secondary"],
-)
-def test_a_secondary_region_is_refused_when_the_client_is_made(which: str, address: str) -> None:
-    named = AzureNamedKeyCredential("account", "a2V5")
-    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE) | {
-        which: address
-    }
-    with pytest.raises(ConfigurationError, match=r"secondary region[\s\S]*primary endpoint"):
-        DualWriteTableClient(
-            table_name="Users",
-            credential=named,
-            restricted_credential=named,
-            targets_credential=named,
-            migration=declared_as("0001_users", USERS),
-            secrets=SECRETS,
-            wrapping_key=WRAPPING_KEY,
-            **endpoints,
-        )
 
 
 def test_a_wrong_address_or_credential_of_the_tables_account_is_refused_as_by_the_sdk() -> None:

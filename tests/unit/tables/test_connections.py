@@ -160,10 +160,11 @@ def client_of(served: Served, **options: Any) -> Client:
     return Client(f"http{'s' * ('verify' in options)}://127.0.0.1:{served.port}", **options)
 
 
+Reached = Callable[..., AbstractAsyncContextManager[tuple[Served, Client]]]
+
+
 @pytest.fixture
-def reached(
-    encrypted: bool, tmp_path: Path
-) -> Callable[..., AbstractAsyncContextManager[tuple[Served, Client]]]:
+def reached(encrypted: bool, tmp_path: Path) -> Reached:
     """Serve, and return the server and a client of it, over TLS if `encrypted`."""
 
     @asynccontextmanager
