@@ -144,7 +144,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--stop-at-most",
     metavar="DURATION",
     callback=_seconds,
-    help="Refuse to cut over when the application's writers would stand still for longer, for example 60s or"
+    help="Refuse to cut over when the estimated write downtime is longer than this, for example 60s or"
     ' 10m (capture "delta").',
 )
 @click.option(

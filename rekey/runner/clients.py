@@ -446,7 +446,7 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
         Refused: unsettled intents were left at the limit.
     """
     sweeper, settled = run.sweeper, 0
-    with run.progress.waiting("writes that are under way", deadline.left_s) as wait:
+    with run.progress.waiting("writes in flight", deadline.left_s) as wait:
         while True:
             run.check()
             swept = await sweep_journal(run, side, sweeper, hopeless)
@@ -460,7 +460,7 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 if swept.failed:
                     raise refusal("journal-not-settled", said=text, swept=swept, hint=unsettled_hint(run))
                 raise refusal("journal-not-drained", said=text)
-            wait.update(f"{swept.left:,} writes of the application that are under way")
+            wait.update(f"{swept.left:,} writes of the application in flight")
             await run.clock.sleep(POLL_S)
 
 

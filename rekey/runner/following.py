@@ -161,7 +161,7 @@ class Follower:
             return []
         self._tried = call.opened
         closes = moment(format_ticks(call.closes))
-        return [f"the window closes at {closes}, and writers would stand still for about {duration(stop_s)}"]
+        return [f"the window closes at {closes}, and the estimated write downtime is {duration(stop_s)}"]
 
     def enters(self, call: Call) -> None:
         """Record that the cutover was begun in this window."""

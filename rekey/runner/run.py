@@ -32,7 +32,7 @@ from rekey.protocol.sweeper import Sweeper
 from rekey.runner.refusals import refusal
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
-from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
+from rekey.tables.base import SHARED_SERVICE_S, Accounts, Table, TableService, holding
 
 # Seconds for which the runner writes under one intent.
 WRITING_S = 15.0
@@ -100,12 +100,9 @@ class Run:
 
     declared: Declared
     config: Config
-    mapper: Mapper
-    tables: TableService
-    restricted: TableService
+    accounts: Accounts
     state: State
     control: ControlStore
-    mapping: MappingStore
     copier: Copier
     options: Options = field(default_factory=Options)
     progress: Progress = field(default_factory=Progress)
@@ -118,8 +115,6 @@ class Run:
     pool: Pool | None = None
     # Stores how many requests were sent so far, in case the run is killed.
     keep_count: Callable[[], None] = keep_no_count
-    # Requests that workers sent for this run, by kind; results of tasks are added to it.
-    by_workers: Counter[str] = field(default_factory=Counter)
     # The share of the rates in force that comparisons use.
     share: float = 1.0
     # Runs the operator's hook for an event. `before`: the phase that may not begin if the hook fails
@@ -141,6 +136,27 @@ class Run:
     def run_group(self) -> Sequence[Run]:
         """The runs whose authority moves at once: those of the group, or this one alone."""
         return self.group or (self,)
+
+    @property
+    def tables(self) -> TableService:
+        return self.accounts.tables
+
+    @property
+    def restricted(self) -> TableService:
+        return self.accounts.restricted
+
+    @property
+    def by_workers(self) -> Counter[str]:
+        """Requests that workers sent, by kind; results of tasks are added to it."""
+        return self.accounts.by_workers
+
+    @property
+    def mapper(self) -> Mapper:
+        return self.propagator.mapper
+
+    @property
+    def mapping(self) -> MappingStore:
+        return self.propagator.mapping
 
     @property
     def ids(self) -> SafeIds:

@@ -346,12 +346,9 @@ class Session:
         run = Run(
             declared=declared,
             config=self.config,
-            mapper=prepared.mapper,
-            tables=tables,
-            restricted=restricted,
+            accounts=self.accounts,
             state=self.state,
             control=control,
-            mapping=mapping,
             copier=Copier(propagator, concurrency, throttle, targets, restricted_rates),
             options=self.options,
             progress=self.progress,
@@ -360,7 +357,6 @@ class Session:
             still_alone=lease.check,
             lease_id=lease.lease_id,
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
-            by_workers=self.accounts.by_workers,
             tell=partial(self.tell, script_id),
             builds_on=[script for script in self.scripts.values() if asked.source.lower() in script.fills],
         )

@@ -49,12 +49,12 @@ def families(watch: Watch) -> Iterator[Metric]:
     """Yield the metrics of the latest document."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    failures = CounterMetricFamily("rekey_looks_failed", "Looks at the migrations that failed.")
+    failures = CounterMetricFamily("rekey_looks_failed", "Failed reads of the migrations.")
     failures.add_metric([], watch.failures)
     yield failures
     if watch.document is None or watch.age_s is None:
         return
-    age = GaugeMetricFamily("rekey_look_age_seconds", "Age of what is told here.")
+    age = GaugeMetricFamily("rekey_look_age_seconds", "Age of the status that these figures are from.")
     age.add_metric([], watch.age_s)
     yield age
     gauges: dict[str, GaugeMetricFamily] = {}

@@ -175,12 +175,12 @@ class Server:
         if request.path.startswith(_OPEN) or self.access.allows(request):
             return await handler(request)
         if self.access.token is None:
-            return text_response(HTTPStatus.FORBIDDEN, "asked under the name of another host")
+            return text_response(HTTPStatus.FORBIDDEN, "the request names another host")
         return text_response(HTTPStatus.UNAUTHORIZED, "a token is needed", 'Basic realm="rekey"')
 
     async def _progress(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.document is None:
-            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "nothing was read yet")
         return in_json(self.watch.document)
 
     async def _history(self, _request: web.BaseRequest) -> web.Response:
@@ -208,7 +208,7 @@ class Server:
 
     async def _readiness(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.age_s is None or self.watch.age_s > FRESH_S:
-            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
+            return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "the newest status is too old")
         return text_response(HTTPStatus.OK, "ready")
 
     async def _file(self, request: web.BaseRequest) -> web.Response:

@@ -89,12 +89,12 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
     apply = f"`rekey apply {run.declared.named}`"
     again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
-        return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
+        return [f"the write downtime is not known (--stop-at-most): {again} it"]
     expected_s += max([await quiet_in_s(member) for member in run.run_group])
     if expected_s <= allowed_s:
         return []
-    longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
-    return [f"the writers would stand still {longer}: {again} again; or allow more"]
+    longer = f"about {duration(expected_s)}, exceeds {duration(allowed_s)} (--stop-at-most)"
+    return [f"the estimated write downtime, {longer}: {again} again; or allow more"]
 
 
 async def run(run: Run) -> Counters:

@@ -180,7 +180,7 @@ function listen() {
     say(`As of ${clock(state.document.as_of)}${steering && steering.paused ? " · paused by the operator" : ""}`, false);
     draw();
   });
-  source.addEventListener("problem", (event) => say(`Not up to date: ${JSON.parse(event.data) || "no look yet"}`, true));
+  source.addEventListener("problem", (event) => say(`Not up to date: ${JSON.parse(event.data) || "nothing was read yet"}`, true));
   source.onerror = () => {
     say("The connection to rekey is lost; trying again. What is shown is old.", true);
     // A server that was restarted, or refuses: browsers give up on that by themselves.

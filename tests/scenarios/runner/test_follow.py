@@ -277,7 +277,7 @@ def test_a_stop_that_is_too_long_is_refused_also_when_it_is_told_to_proceed(delt
     with pytest.raises(Interrupted):
         delta((MINUTE, confirmed), (MINUTE, said(lambda: delta.stop.request())), options=options)
     [refused] = delta.told.of("cutover-refused")
-    assert "longer than 1.0 s (--stop-at-most)" in refused
+    assert "exceeds 1.0 s (--stop-at-most)" in refused
 
 
 @pytest.mark.parametrize("event", ["phase-begun", "freeze"])

@@ -286,7 +286,7 @@ def test_all_gates_come_before_the_first_cutover(tmp_path: Path, commands_on: Co
     closed = rekey("apply", "--group", GROUP, "--to", "cutover", code=3).err
     assert "0000_users, 0001_users, 0002_users: nobody has confirmed" in " ".join(closed.split())
     words = ("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped", "--stop-at-most", "1s")
-    assert "writers would stand still for about" in rekey(*words, code=3).err
+    assert "the estimated write downtime, about" in rekey(*words, code=3).err
     assert phases(rekey.project) == [ControlPhase.DUAL_WRITE] * 3
 
 
