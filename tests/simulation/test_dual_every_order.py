@@ -76,11 +76,17 @@ LARGE = (
     ("lowered, cutover: old batch of delete and insert", "an open outcome"),
     ("lowered, dual_write: old batch of delete and insert", "a busy service"),
     ("races, cutover: new move", "an open outcome"),
+    ("races, cutover: old rename", "a busy service"),
+    ("races, cutover: old rename", "a crash, late requests"),
+    ("races, dual_write: old move", "an open outcome"),
+    ("races, dual_write: new move", "an open outcome"),
+    ("posts, dual_write: old move", "a crash, late requests"),
+    ("lowered, cutover: old batch of delete and insert", "a busy service"),
     *(
         (f"{kind}, {phase}: old batch of delete and insert", faults)
         for kind in ("handles", "benches")
         for phase in ("dual_write", "cutover")
-        for faults in ("a busy service", "an open outcome")
+        for faults in ("a busy service", "an open outcome", "a crash, late requests")
     ),
 )
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
@@ -186,6 +192,16 @@ LARGE_TWO = [
     ("benches, cutover: old batch of delete and insert | new delete", "no faults", 1),
     ("benches, dual_write: old delete | old insert the other", "no faults", 1),
     ("handles, dual_write: old batch of delete and insert | new upsert", "a crash, late requests", 0),
+    ("handles, cutover: old batch of delete and insert | new delete", "no faults", 0),
+    ("lowered, dual_write: old upsert | old delete, then insert the other", "no faults", 0),
+    ("lowered, cutover, gone: new replace | new insert the other", "no faults", 1),
+    ("lowered, cutover, gone: new merge | new insert the other", "no faults", 1),
+    ("lowered, dual_write, gone: old insert | old insert the other", "no faults", 1),
+    ("lowered, dual_write, gone: new upsert | old upsert the other", "no faults", 1),
+    ("seats, cutover, gone: new upsert | new upsert the other", "no faults", 0),
+    ("seats, dual_write: old leave the seat | old upsert the other", "no faults", 0),
+    ("posts, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
+    ("posts, dual_write: old merge | new replace-if", "no faults", 0),
 ]
 
 
@@ -197,7 +213,10 @@ def test_two_clients_lose_nothing(name: str, faults: str, bound: int) -> None:
     visited(f"{name}, {faults}", dual(name, replace(FAULTS[faults], preemptions=bound)), at_least=50)
 
 
-@pytest.mark.parametrize(("name", "faults", "bound"), BESIDE_A_BACKFILL)
+@pytest.mark.parametrize(
+    ("name", "faults", "bound"),
+    others_in_soak(BESIDE_A_BACKFILL, [one for one in BESIDE_A_BACKFILL if not one[0].startswith("posts")]),
+)
 def test_a_client_loses_nothing_beside_a_backfill_and_its_sweep(name: str, faults: str, bound: int) -> None:
     budget = replace(FAULTS[faults], preemptions=bound)
     found = dual(name, budget, backfill=True, copied=False)
