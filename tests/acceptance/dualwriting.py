@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Processes are real and their ends are kills, but they are forked: see `forking`.
+* Processes are real, but they are forked: see `forking`.
 * A comparison is made while all clients stand still (and only then): the ledgers against the authority's
   table over the raw wire, past the proxy, and every replica against what the authority's rows give.
 * What a client that was killed has left open is the runner's to settle; the comparison waits for no runner,
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,12 +24,11 @@ from rekey.declaration.scripts import load_script
 from rekey.model import Row, content_of, key_of
 from rekey.protocol.registry import SAFETY_S
 from rekey.state.store import State as StateFile
-from tests.acceptance.dualwriting_client import Task, main
 from tests.acceptance.dualwriting_clients import Where, mapper_of
-from tests.acceptance.dualwriting_ledger import COUNTER, State, Verdict, entries_of, judge, lines_of
-from tests.acceptance.dualwriting_proxy import ProxyProcess
-from tests.acceptance.dualwriting_worlds import SLOT, WORLDS, View, World, split
-from tests.acceptance.forking import forked
+from tests.acceptance.dualwriting_worlds import WORLDS, View, World
+from tests.acceptance.late_client import Job
+from tests.acceptance.late_ledger import READ, Did, State, Verdict, did, judge, lines_of
+from tests.acceptance.late_machines import Client
 from tests.acceptance.support import Project
 
 _SECONDS = 60.0
@@ -45,19 +43,18 @@ def waited_for(what: str, happened: Any, seconds: float = _SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"waited for: {what}"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 class Fleet:
-    """The client processes of one test."""
+    """The client processes of one test, which write the same rows at once."""
 
-    def __init__(self, folder: Path, where: Where, world: str) -> None:
-        """Take the control folder, what clients are given, and which application they are."""
-        self.folder, self._where, self._world = folder, where, world
+    def __init__(self, folder: Path, where: Where, world: str, rows: Sequence[str]) -> None:
+        """Take the control folder, what clients are given, which application they are, what they write."""
+        self.folder, self._where, self._world, self._rows = folder, where, world, list(rows)
         folder.mkdir()
-        self.tasks: dict[str, Task] = {}
-        self._living: dict[str, BaseProcess] = {}
-        self._ended: list[BaseProcess] = []
+        self.jobs: dict[str, Job] = {}
+        self._living: dict[str, Client] = {}
 
     def __enter__(self) -> Fleet:
         return self
@@ -65,44 +62,23 @@ class Fleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._living.values():
-            process.kill()
-            process.join()
+        for client in self._living.values():
+            client.end()
 
-    def start(self, name: str, view: View, rows: Sequence[Sequence[str]], **more: Any) -> None:
-        """Start one client process; it is told what is its own."""
-        task = Task(
-            name, self._world, view, self._where, self.folder, tuple(tuple(each) for each in rows), **more
-        )
-        self.tasks[name] = task
-        self._living[name] = forked(main, task, name=name)
+    def start(self, name: str, view: View, **more: Any) -> None:
+        """Start one client process."""
+        job = Job(name, self._world, view, self._where, str(self.folder), self._rows, seed=name, **more)
+        self.jobs[name] = job
+        self._living[name] = Client(job, self.folder / f"{name}.printed")
 
     def pid(self, name: str) -> int:
         """Return the id of a client's process."""
-        pid = self._living[name].pid
-        assert pid is not None
-        return pid
-
-    def kill(self, name: str, *, then: str = "") -> None:
-        """End a client by SIGKILL; another process goes on with its rows, when it is named."""
-        process = self._living.pop(name)
-        process.kill()
-        process.join()
-        if then:
-            task = self.tasks[name]
-            self.start(
-                then,
-                task.view,
-                task.rows,
-                shared=task.shared,
-                seed=task.seed + 1,
-                sync=task.sync,
-                pause=task.pause,
-            )
+        return self._living[name].pid
 
     def acknowledged(self, name: str) -> int:
         """Return how many writes of a client were acknowledged so far."""
-        return sum(line["what"] == "acknowledged" for line in lines_of(self.tasks[name].ledger))
+        written = did([self.jobs[name].ledger])
+        return sum(one.outcome == "acknowledged" and one.verb != READ for one in written)
 
     def until_writing(self, *names: str, more: int = 5) -> None:
         """Wait until clients (all that live) have had some more writes acknowledged."""
@@ -110,19 +86,19 @@ class Fleet:
             enough = self.acknowledged(name) + more
 
             def wrote(name: str = name, enough: int = enough) -> bool:
-                assert self._living[name].is_alive(), f"client {name} ended by itself"
+                assert self._living[name].alive, f"client {name} ended: {self._living[name].said()}"
                 return self.acknowledged(name) >= enough
 
             waited_for(f"{more} acknowledged writes of {name}", wrote)
 
     def pause(self) -> None:
         """Let all clients stand still; returns when they do."""
-        before = {name: self._count(name, "paused") for name in self._living}
+        before = {name: self._paused(name) for name in self._living}
         (self.folder / "pause").touch()
         for name, times in before.items():
             waited_for(
                 f"{name} standing still",
-                lambda name=name, times=times: self._count(name, "paused") > times,  # type: ignore[misc]
+                lambda name=name, times=times: self._paused(name) > times,  # type: ignore[misc]
             )
 
     def resume(self) -> None:
@@ -134,39 +110,38 @@ class Fleet:
         for name in names:
             (self.folder / f"stop-{name}").touch()
         for name in names:
-            process = self._living.pop(name)
-            process.join(_SECONDS)
-            assert process.exitcode == 0, f"client {name} ended with {process.exitcode}"
+            client = self._living.pop(name)
+            waited_for(f"the end of {name}", lambda client=client: not client.alive)  # type: ignore[misc]
+            assert client.code == 0, f"client {name} ended with {client.code}: {client.said()}"
 
     def stop(self) -> None:
         """End all clients."""
         self.end(*self._living)
 
     @property
-    def ledgers(self) -> list[Path]:
-        """The files of all that ever lived."""
-        return [task.ledger for task in self.tasks.values()]
+    def done(self) -> list[Did]:
+        """What all that ever lived did."""
+        return did(job.ledger for job in self.jobs.values())
 
-    def _count(self, name: str, what: str) -> int:
-        return sum(line["what"] == what for line in lines_of(self.tasks[name].ledger))
+    def _paused(self, name: str) -> int:
+        return sum(line["what"] == "paused" for line in lines_of(self.jobs[name].ledger))
 
 
 @dataclass
 class Stage:
-    """A project whose commands and clients go through a proxy, and what its tables must hold."""
+    """A project whose application are client processes, and what its tables must hold."""
 
     project: Project
     world_name: str
-    proxy: ProxyProcess
     initial: dict[str, State] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        azurite, through = self.project.azurite, self.proxy.instead_of
+        azurite = self.project.azurite
         self.script = self.project.script(WORLDS[self.world_name].script)
         self.where = Where(
-            tables=replace(azurite.tables, endpoint=through(azurite.tables.endpoint)),
-            restricted=replace(azurite.restricted, endpoint=through(azurite.restricted.endpoint)),
+            tables=azurite.tables,
+            restricted=azurite.restricted,
             script=self.script,
             source=self.project.source,
             target=self.project.target,
@@ -175,36 +150,32 @@ class Stage:
             config=self.project.folder / "rekey.toml",
             environment=self.project.environment,
         )
-        self.project.configure(
-            window_rows=50,
-            tables=self.where.tables.endpoint,
-            restricted=self.where.restricted.endpoint,
-            # Shorter than a test waits for a command: the command itself says whom it has waited for.
-            more='clients_timeout = "60s"',
-        )
+        # Shorter than a test waits for a command: the command itself says whom it has waited for.
+        self.project.configure(window_rows=50, more='clients_timeout = "60s"')
         self.world: World = WORLDS[self.world_name](mapper_of(self.where))
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)
 
-    def load(self, rows: Iterable[str], shared: Iterable[str] = ()) -> None:
+    def load(self, rows: Iterable[str]) -> None:
         """Fill the source."""
-        contents = self.world.loaded(rows)
-        contents |= {
-            row: {**(content or {}), COUNTER: 0} for row, content in self.world.loaded(shared).items()
-        }
-        self.project.fill([self.world.entity(row, "old", content or {}) for row, content in contents.items()])
-        self.initial = split(contents)
+        self.initial = self.world.loaded(rows)
+        self.project.fill(
+            [self.world.entity(row, "old", content or {}) for row, content in self.initial.items()]
+        )
 
-    def judged(self, fleet: Fleet, view: View) -> Verdict:
-        """Compare the ledgers with the table of a view, which is the authority's."""
-        table = self.project.source if view == "old" else self.project.target
-        found, twice = self.world.states(view, self.project.wire.rows(table))
-        verdict = judge(self.initial, entries_of(fleet.ledgers), self._with_slots(found))
-        verdict.wrong += twice
+    def compare(self, fleet: Fleet, authority: View) -> Verdict:
+        """Let all clients stand still; what they were told must be in the tables, and replicas like them."""
+        fleet.pause()
+        table = self.project.source if authority == "old" else self.project.target
+        found, twice = self.world.states(authority, self.project.wire.rows(table))
+        # What was read or refused while the authority may have moved is no evidence.
+        verdict = judge(self.initial, fleet.done, found, lambda _: False)
+        assert not verdict.wrong and not twice, (str(verdict), twice)
+        if self.phase() != "complete":
+            self.drained()
+            unlike = self.unlike(authority)
+            assert not unlike, f"{unlike[:5]} and {len(unlike)} in all"
+        fleet.resume()
         return verdict
-
-    def _with_slots(self, found: dict[str, State]) -> dict[str, State]:
-        # A slot that no write of a ledger explains counts as wrong; one that nobody wrote yet is no row.
-        return {row: state for row, state in found.items() if row in self.initial or state or SLOT not in row}
 
     def unlike(self, authority: View) -> list[str]:
         """Return how replicas differ from what the authority's rows give, row by row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -12,10 +13,10 @@ from typing import Any
 
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableClient
-from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient, aio
 from rekey.client.lease import LeaseSettings
+from rekey.core.limits import is_in_target_account, own_name
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.model import Row
@@ -24,8 +25,8 @@ from rekey.rehearse.azurite import AzuriteAccount
 
 @dataclass(frozen=True)
 class Where:
-    """What a client is given: accounts (behind the fault proxy), script, secret, settings of its lease;
-    and endpoints of `rekey proxy`, one of which it uses with the SDK's own client, if there are any."""
+    """What a client is given: accounts (behind the weather), script, secret, settings of its lease. It uses
+    the SDK's own client at one of the `proxies`, if there are any, or at the account itself if `plain`."""
 
     tables: AzuriteAccount
     restricted: AzuriteAccount
@@ -38,6 +39,7 @@ class Where:
     settings: dict[str, float] = field(default_factory=dict)
     proxies: tuple[str, ...] = ()
     targets: AzuriteAccount | None = None
+    plain: bool = False
 
 
 def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
@@ -55,9 +57,9 @@ def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
 async def open_client(where: Where, view: str, *, sync: bool, name: str) -> AsyncIterator[Any]:
     """Open a client of one view as an application does; one without async looks as if it had it."""
     os.environ.update(where.environment)
-    if where.proxies:
-        async with _plain(where, view, sync=sync, name=name) as client:
-            yield client
+    if where.proxies or where.plain:
+        with _plain(where, view, name) as client:
+            yield _Awaitable(client)
         return
     settings = LeaseSettings(**where.settings)
     path, script_id = where.config, where.script.stem
@@ -73,22 +75,26 @@ async def open_client(where: Where, view: str, *, sync: bool, name: str) -> Asyn
         yield client
 
 
-@asynccontextmanager
-async def _plain(where: Where, view: str, *, sync: bool, name: str) -> AsyncIterator[Any]:
-    """Open the SDK's own client at a proxy. It does not try again by itself: the ledger has every attempt."""
-    endpoint = where.proxies[zlib.crc32(name.encode()) % len(where.proxies)]
+def _plain(where: Where, view: str, name: str) -> TableClient:
+    """Return the SDK's own client. It does not try again by itself: the ledger has every attempt."""
     table = where.source if view == "old" else where.target
-    credential = AzureNamedKeyCredential(where.tables.name, where.tables.key)
-    if sync:
-        with TableClient(endpoint, table, credential=credential, retry_total=0) as client:
-            yield _Awaitable(client)
-        return
-    async with AsyncTableClient(endpoint, table, credential=credential, retry_total=0) as client:
-        yield client
+    account = where.targets if where.targets is not None and is_in_target_account(table) else where.tables
+    endpoint = account.endpoint
+    if where.proxies:
+        endpoint = where.proxies[zlib.crc32(name.encode()) % len(where.proxies)]
+    credential = AzureNamedKeyCredential(account.name, account.key)
+    return TableClient(
+        endpoint,
+        own_name(table),
+        credential=credential,
+        retry_total=0,
+        retry_to_secondary=False,
+        read_timeout=40,
+    )
 
 
 class _Awaitable:
-    """Calls a client without async where it is awaited: its process has one task, which may be held up."""
+    """A client without async that is awaited."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -97,6 +103,6 @@ class _Awaitable:
         call = getattr(self._client, name)
 
         async def called(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
+            return await asyncio.to_thread(call, *args, **kwargs)
 
         return called

@@ -7,7 +7,6 @@ Rules kept here:
 * A row is a number; its content is what the application has in it. Each world says how the old and the new
   version of the application write and read that, and reads it back from either table: what the ledger allows
   is compared with what a table holds in the same words.
-* Shared rows (`s0`, ...) hold a property for each writer and a counter, and are never deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from rekey.model import Row
-from tests.acceptance.dualwriting_ledger import COUNTER, Content, State
+from tests.acceptance.late_ledger import Content, State
 from tests.worlds import scripts as declared
 from tests.worlds.scripts import under_writes
 
@@ -27,7 +26,6 @@ Key = tuple[str, str]
 Entity = dict[str, Any]
 NewKey = Callable[[Row], Key]
 """Maps a source row to the key of its main target row."""
-SLOT = "Slot"
 MONTHS = ("2024-01", "2024-02", "2024-03")
 TAGS = ("", "azure", "azure,keys", "keys,news")
 
@@ -126,11 +124,11 @@ class World(ABC):
         return {
             own.get(name, name): value
             for name, value in entity.items()
-            if own.get(name, name) in (*self._blank, "extra") or name == COUNTER or name.startswith(SLOT)
+            if own.get(name, name) in (*self._blank, "extra")
         }
 
     def states(self, view: View, rows: Iterable[Row]) -> tuple[dict[str, State], list[str]]:
-        """Return what a table holds, by row and as the ledger counts; and what is there twice."""
+        """Return what a table holds, by row; and what is there twice."""
         found: dict[str, State] = {}
         twice = []
         for row in rows:
@@ -138,7 +136,7 @@ class World(ABC):
             if name in found:
                 twice.append(f"row {name} is there twice")
             found[name] = self.content(view, row)
-        return split(found), twice
+        return found, twice
 
     @abstractmethod
     def old_key_of(self, view: View, row: Row) -> Key:
@@ -149,25 +147,6 @@ class World(ABC):
     def loaded(self, rows: Iterable[str]) -> dict[str, State]:
         """Return the contents that rows begin with."""
         return {row: {**self._blank, self.title: f"loaded {row}"} for row in rows}
-
-
-def split(found: Mapping[str, State]) -> dict[str, State]:
-    """Return states by row, those of shared rows by writer and with the counter on its own."""
-    states: dict[str, State] = {}
-    for row, content in found.items():
-        if content is None or not is_shared(row):
-            states[row] = content
-            continue
-        for name, value in content.items():
-            if name.startswith(SLOT):
-                states[f"{row}#{name}"] = {name: value}
-        states[f"{row}#{COUNTER}"] = {COUNTER: content.get(COUNTER, 0)}
-    return states
-
-
-def is_shared(row: str) -> bool:
-    """Tell whether several writers write a row at once."""
-    return row.startswith("s")
 
 
 def _number(row: str) -> int:

@@ -5,8 +5,8 @@ Rules kept here:
 
 * Each is a process of its own, with its own id, folder, environment and streams; it is signalled, killed and
   waited for as any other. Nothing was done before it began, but imports.
-* The command as it is installed, from nothing, is what the demo in test_installed.py, the README's example in
-  test_runbooks.py, what is signalled in test_cli_life.py, test_traced.py and test_executors.py run; and
+* The command as it is installed, from nothing, is what test_installed.py, the README's example in
+  test_runbooks.py, what is signalled in test_kills.py, test_traced.py and test_executors.py run; and
   whoever runs a command within another program.
 """
 

@@ -15,23 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from azure.core import MatchConditions
-from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import AzureError, HttpResponseError
-from azure.data.tables import TableClient, UpdateMode
+from azure.data.tables import UpdateMode
 
-from rekey.core.limits import is_in_target_account, own_name
-from rekey.rehearse.azurite import AzuriteAccount
 from tests.acceptance.dualwriting_clients import Where, mapper_of, open_client
-from tests.acceptance.dualwriting_ledger import Content, Ledger, State
 from tests.acceptance.dualwriting_worlds import MONTHS, WORLDS, View, World
-from tests.acceptance.late_ledger import READ
+from tests.acceptance.late_ledger import READ, Content, Ledger, State
 
 RESTART = 7
 _RESTART_CODES = ("other-run", "control-gone", "control-moved-back")
@@ -46,9 +41,8 @@ class Job:
 
     Attributes:
         name: of the process, and of its ledger.
-        plain: through the SDK alone, in the table of its view.
         world, view: how it addresses its rows.
-        where: endpoints and settings, as `Where` takes them.
+        where: endpoints and settings.
         folder: where its ledger and the control files are.
         rows: what it writes.
         seed: of its choices.
@@ -58,10 +52,9 @@ class Job:
     """
 
     name: str
-    plain: bool
     world: str
     view: View
-    where: dict[str, Any] = field(repr=False)
+    where: Where = field(repr=False)
     folder: str
     rows: list[str]
     seed: str
@@ -75,32 +68,15 @@ class Job:
         return Path(self.folder) / f"{self.name}.jsonl"
 
 
-def where_of(said: dict[str, Any]) -> Where:
-    """Return what a client is given, read back from plain data."""
-    return Where(
-        tables=AzuriteAccount(**said["tables"]),
-        restricted=AzuriteAccount(**said["restricted"]),
-        targets=AzuriteAccount(**said["targets"]),
-        script=Path(said["script"]),
-        source=said["source"],
-        target=said["target"],
-        secrets={name: value.encode() for name, value in said["secrets"].items()},
-        config=Path(said["config"]),
-        environment=said["environment"],
-        settings=said["settings"],
-    )
-
-
 class _Restart(Exception):
     """The client says that its process must be restarted."""
 
 
 async def run(job: Job) -> int:
     """Do the job; return the exit code."""
-    where = where_of(job.where)
     with Ledger(job.ledger, job.name) as ledger:
-        world = WORLDS[job.world](mapper_of(where))
-        async with _opened(job, where) as client:
+        world = WORLDS[job.world](mapper_of(job.where))
+        async with open_client(job.where, job.view, sync=job.sync, name=job.name) as client:
             ledger.note("opened")
             gate = _Gate(Path(job.folder), job.name, ledger, job.tasks)
             hands = [_Hand(job, world, client, ledger, number).work(gate) for number in range(job.tasks)]
@@ -115,44 +91,6 @@ async def run(job: Job) -> int:
                     raise error
         ledger.note("restart" if failed else "closed")
     return RESTART if failed else 0
-
-
-@asynccontextmanager
-async def _opened(job: Job, where: Where) -> AsyncIterator[Any]:
-    if not job.plain:
-        async with open_client(where, job.view, sync=job.sync, name=job.name) as client:
-            yield client
-        return
-    with _plain(where, job.view) as client:
-        yield _InThreads(client)
-
-
-def _plain(where: Where, view: View) -> TableClient:
-    table = where.source if view == "old" else where.target
-    account = where.targets if where.targets is not None and is_in_target_account(table) else where.tables
-    return TableClient(
-        account.endpoint,
-        own_name(table),
-        credential=AzureNamedKeyCredential(account.name, account.key),
-        retry_total=0,
-        retry_to_secondary=False,
-        read_timeout=40,
-    )
-
-
-class _InThreads:
-    """A client without async that is awaited."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._client, name)
-
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.to_thread(call, *args, **kwargs)
-
-        return called
 
 
 @dataclass

@@ -19,15 +19,17 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from tests.acceptance.dualwriting_ledger import Content, State, lines_of
 from tests.simulation.linearizable import (
     CONDITION,
     DONE,
@@ -42,6 +44,10 @@ from tests.simulation.linearizable import (
 )
 from tests.simulation.linearizable import Content as Shown
 
+Content = dict[str, Any]
+"""What the application has in a row, without its key."""
+State = Content | None
+"""None: there is no such row."""
 READ = "read"
 ELSEWHERE = "elsewhere"
 """Why a row cannot be made in a view: it is there under another key."""
@@ -59,7 +65,7 @@ class Did:
         writer, number: which; one call has one number for each of its rows.
         row: which row.
         view: `old` or `new`.
-        verb: of `dualwriting_ledger.Verb`, or `read`.
+        verb: `create`, `replace`, `merge`, `put` and `put-merge` (the upserts), `delete` or `read`.
         content: what it wrote.
         month: part of its key that stands in the content, in a view whose keys have it.
         expected: the content that the ETag of a conditional write belonged to; None for an unconditional one.
@@ -92,6 +98,34 @@ class Did:
         more += f" in {self.batch}" if self.batch else ""
         why = f": {self.why}" if self.why else ""
         return f"{self.writer} {self.number} ({self.view}) {self.verb}{more} {what}{why}"
+
+
+class Ledger:
+    """Appends lines to one process's file, each by one write(2): a killed process leaves whole lines."""
+
+    def __init__(self, path: Path, writer: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._writer = writer
+
+    def note(self, what: str, **more: Any) -> None:
+        """Write a line, e.g. `paused`."""
+        line = {"what": what, "writer": self._writer, "at": time.monotonic_ns(), **more}
+        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of one file; the last may be cut off by a kill or be under way."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def did(paths: Iterable[Path]) -> list[Did]:
@@ -380,10 +414,3 @@ def _acted(one: Did, content: Shown) -> Shown | Refuses:
                 return Refuses(MISSING) if one.batch else content
             return None
     raise AssertionError(f"{one.verb} is no verb")
-
-
-def written(path: Path, verdict: Verdict) -> None:
-    """Write a verdict to a file, as a whole."""
-    path.write_text(
-        json.dumps({"wrong": verdict.wrong, "writes": verdict.writes, "why": verdict.why}), "utf-8"
-    )

@@ -150,8 +150,9 @@ def _be_rekey(words: Sequence[str], folder: str, environment: Mapping[str, str],
 def _be_client(job: Job, printed: str) -> None:
     """Be a client: what a process is forked for."""
     _printing_to(printed)
-    os.environ.update(job.where["environment"])
-    late_command.shorten()
+    os.environ.update(job.where.environment)
+    if late_command.SIGNED in os.environ:
+        late_command.shorten()
     sys.exit(asyncio.run(late_client.run(job)))
 
 

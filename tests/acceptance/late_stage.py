@@ -16,7 +16,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,15 +27,15 @@ from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.dualwriting import SECRETS, Stage
-from tests.acceptance.dualwriting_ledger import lines_of
+from tests.acceptance.dualwriting_clients import Where
 from tests.acceptance.dualwriting_worlds import WORLDS, View, World
 from tests.acceptance.late_client import RESTART, Job
 from tests.acceptance.late_command import DURATION, RENEW, SIGNED
 from tests.acceptance.late_group import Group
-from tests.acceptance.late_ledger import Look
+from tests.acceptance.late_ledger import Look, lines_of
 from tests.acceptance.late_machines import Client, Runner, environment_of, namespaces_work
-from tests.acceptance.late_proxy import CALM, LateProxy, Weather
 from tests.acceptance.support import Project
+from tests.fakes.weather import CALM, Weather, WeatherProcess
 
 LIFE_SECONDS = 480.0
 _TICK = 0.05
@@ -96,7 +96,7 @@ QUICK = Scale(
 SUM = (
     *("commands", "exits 0", "refusals", "kills of runners", "stops of runners", "second runners"),
     *("kills of workers", "stops of workers", "kills of clients", "stops of clients"),
-    *("times away", "hold", "drop", "repeat", "delay", "requests"),
+    *("times away", "hold", "drop", "repeat", "delay", "busy", "failed", "requests"),
     *("acknowledged", "open", "failed", "reads", "rests", "findings"),
 )
 """The figures of a life, in the order in which they are printed."""
@@ -154,7 +154,7 @@ class Stand:
         self.control_folder = folder / "clients"
         self.control_folder.mkdir(parents=True)
         (folder / "printed").mkdir()
-        self.proxy = LateProxy(
+        self.proxy = WeatherProcess(
             azurite.tables.endpoint,
             {"runner": CALM, "clients": CALM, BEYOND: CALM},
             seed,
@@ -216,27 +216,20 @@ class Stand:
                 RENEW: str(self.scale.runner_lease / 4),
             }
         )
-        self.where = {
-            "tables": {
-                **asdict(azurite.tables),
-                "endpoint": self.proxy.address("clients", azurite.tables.endpoint),
-            },
-            "restricted": {
-                **asdict(azurite.restricted),
-                "endpoint": self.proxy.address("clients", azurite.restricted.endpoint),
-            },
-            "targets": {
-                **asdict(azurite.targets),
-                "endpoint": self.proxy.address(BEYOND, azurite.targets.endpoint),
-            },
-            "script": str(self.script),
-            "source": project.source,
-            "target": project.target,
-            "secrets": {name: value.decode() for name, value in SECRETS.items()},
-            "config": str(self.folder / "application" / "rekey.toml"),
-            "environment": {**project.environment, SIGNED: self.environment[SIGNED]},
-            "settings": self.scale.client,
-        }
+        through = self.proxy.address
+        self.where = Where(
+            tables=replace(azurite.tables, endpoint=through("clients", azurite.tables.endpoint)),
+            restricted=replace(azurite.restricted, endpoint=through("clients", azurite.restricted.endpoint)),
+            targets=replace(azurite.targets, endpoint=through(BEYOND, azurite.targets.endpoint)),
+            script=self.script,
+            source=project.source,
+            target=project.target,
+            secrets=SECRETS,
+            config=self.folder / "application" / "rekey.toml",
+            environment={**project.environment, SIGNED: self.environment[SIGNED]},
+            settings=self.scale.client,
+            plain=self.capture == "delta",
+        )
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)
         self.world: World = world(self._new_key)
         self.stage = _Comparing(project, self.mapper, self.group)
@@ -320,7 +313,6 @@ freeze_timeout = "40s"
         self._generation[base] += 1
         job = Job(
             name=f"{base}-{self._generation[base]}",
-            plain=self.capture == "delta",
             world=self.world_name,
             view=view,
             where=self.where,
@@ -477,6 +469,8 @@ freeze_timeout = "40s"
             drop=0.004,
             repeat=0.012,
             delay=0.04,
+            busy=0.01,
+            failed=0.004,
             held_s=held,
             delay_s=0.3,
         )
@@ -489,6 +483,8 @@ freeze_timeout = "40s"
                 drop=0.003,
                 repeat=0.008,
                 delay=0.04,
+                busy=0.01,
+                failed=0.004,
                 held_s=held,
                 delay_s=0.3,
             ),

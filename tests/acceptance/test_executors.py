@@ -1,7 +1,7 @@
 """Copying and comparing by processes and by a dask cluster, on real tables; workers are killed meanwhile.
 
-Soak: a killed process of this machine.
-Reason, and what `make test` covers: half a minute; a killed worker of a dask cluster, and a killed runner.
+Soak: a dask cluster.
+Reason, and what `make test` covers: a minute of processor; processes of this machine, which are killed, too.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ import psutil
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, Running, posts, users
-from tests.worlds.scripts import POSTS, USERS
+from tests.acceptance.support import Project, Ran, Running, users
+from tests.worlds.scripts import USERS
 
 pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("executors")]
 PROCESSES = ("--executor", "rekey.executors:processes")
 DASK = ("--executor", "rekey.executors:dask_cluster")
+ROWS = 900
 EXECUTOR = '[executor]\ntasks = 2\nslice = "1s"'
 
 
 @pytest.fixture
 def project(tmp_path: Path, azurite: Azurite) -> Project:
+    """A project whose copy takes some seconds; its commands are begun from nothing: they start processes."""
     made = Project(tmp_path / "project", azurite, from_nothing=True)
     made.script(USERS)
-    made.fill(users(1500))
-    made.configure(window_rows=100, more=EXECUTOR)
+    made.fill(users(ROWS))
+    made.configure(window_rows=100, entities_per_second=600, more=EXECUTOR)
     return made
 
 
-def test_processes_of_this_machine_copy_what_one_process_copies(project: Project) -> None:
-    """Out of the box; the second project on the same source is copied without, and is the same."""
-    ran = project.run("apply", "--json", *PROCESSES).ended(0)
+def copied(project: Project, ran: Ran) -> dict[str, int]:
+    """Check that everything is in the targets, once; return the counters of the backfill."""
     [migration] = ran.document["migrations"]
-    counters = {one["phase"]: one["counters"] for one in migration["phases"]}["backfill"]
-    assert counters["source_rows"] == 1500
-    assert counters["tasks"] >= 2
-    assert counters["tasks_lost"] == 0
-    assert len(project.wire.contents(project.target)) == 1500
+    counters: dict[str, int] = {one["phase"]: one["counters"] for one in migration["phases"]}["backfill"]
+    assert counters["source_rows"] == ROWS
+    assert len(project.wire.contents(project.target)) == ROWS
     assert not [row for row in project.restricted_rows("rekeycontrol") if row["RowKey"] == "tasks"]
+    project.configure(window_rows=100, more=EXECUTOR)
+    project.from_nothing = False
     project.run("verify").ended(0)
+    return counters
 
 
 def children(running: Running) -> list[psutil.Process]:
@@ -59,31 +61,17 @@ def children(running: Running) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.soak
-def test_a_killed_process_costs_a_slice_and_nothing_else(tmp_path: Path, azurite: Azurite) -> None:
-    project = Project(tmp_path / "project", azurite, from_nothing=True)
-    project.script(POSTS)
-    project.fill(posts(900))
-    project.configure(window_rows=100, entities_per_second=600, more=EXECUTOR)
+def test_a_killed_process_costs_a_slice_and_nothing_else(project: Project) -> None:
     running = project.start("apply", "--json", *PROCESSES)
     assert running.until(lambda: _in_the_middle(project))
-    victim = children(running)[0]
-    victim.kill()
-    ran = running.wait().ended(0)
-    [migration] = ran.document["migrations"]
-    counters = {one["phase"]: one["counters"] for one in migration["phases"]}["backfill"]
+    children(running)[0].kill()
+    counters = copied(project, running.wait().ended(0))
+    assert counters["tasks"] >= 2
     assert counters["tasks_lost"] >= 1
-    project.configure(window_rows=100, more=EXECUTOR)
-    project.run("verify").ended(0)
 
 
-def test_no_process_outlives_a_killed_runner_and_the_next_run_goes_on(
-    tmp_path: Path, azurite: Azurite
-) -> None:
-    project = Project(tmp_path / "project", azurite, from_nothing=True)
-    project.script(USERS)
-    project.fill(users(1500))
-    project.configure(window_rows=100, entities_per_second=1000, more=EXECUTOR)
+def test_no_process_outlives_a_killed_runner(project: Project) -> None:
+    """What its tasks may still send is on record for the next run."""
     running = project.start("apply", *PROCESSES)
     assert running.until(lambda: _in_the_middle(project))
     workers = children(running)
@@ -132,33 +120,14 @@ def dask_of_two(project: Project) -> Iterator[tuple[dict[str, str], list[int]]]:
         log.close()
 
 
+@pytest.mark.soak
 def test_a_dask_cluster_loses_a_worker_in_the_middle_and_everything_is_equal(project: Project) -> None:
     """Two processes over TLS; one is killed by SIGKILL; what they logged holds no old key."""
-    project.configure(window_rows=100, entities_per_second=1000, more=EXECUTOR)
     with dask_of_two(project) as (environment, workers):
         running = project.start("apply", "--json", *DASK, **environment)
         assert running.until(lambda: _in_the_middle(project))
         os.kill(workers[0], signal.SIGKILL)
         ran = running.wait().ended(0)
-        project.configure(window_rows=100, more=EXECUTOR)
         project.run("verify", *DASK, **environment).ended(0)
-    [migration] = ran.document["migrations"]
-    counters = {one["phase"]: one["counters"] for one in migration["phases"]}["backfill"]
-    assert counters["source_rows"] == 1500
-    assert len(project.wire.contents(project.target)) == 1500
+    copied(project, ran)
     assert "mail.example" not in (project.folder / "dask" / "log").read_text("utf-8", "replace")
-    project.run("verify").ended(0)
-
-
-def test_a_cluster_that_is_not_encrypted_elsewhere_or_not_there_is_refused_before_anything_is_copied(
-    tmp_path: Path, azurite: Azurite
-) -> None:
-    project = Project(tmp_path / "project", azurite)
-    project.script(USERS)
-    project.fill(users(10))
-    project.configure(more=EXECUTOR)
-    project.run("apply", *DASK, DASK_SCHEDULER_ADDRESS=None).ended(2, "no dask cluster is configured")
-    elsewhere = project.run("apply", *DASK, DASK_SCHEDULER_ADDRESS="tcp://scheduler.example:8786")
-    elsewhere.ended(2, "neither encrypted")
-    project.run("apply", "--executor", "no_such_module:thing").ended(2, "cannot be imported")
-    assert not project.wire.contents(project.target)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +116,3 @@ def test_a_hook_gets_the_environment_of_the_command_and_no_more(project: Project
     names = {line.partition("=")[0] for line in first.read_text().splitlines() if "=" in line}
     given = {*project.environment, "COLUMNS", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_"}
     assert names - given <= set(os.environ)
-
-
-def test_a_hook_that_hangs_is_ended_and_told(project: Project) -> None:
-    """With all that it began."""
-    hook = project.folder / "hook.sh"
-    hook.write_text("#!/bin/sh\nsleep 987 & echo $! >> pids\nwait\n", "utf-8")
-    text = (project.folder / "rekey.toml").read_text("utf-8")
-    (project.folder / "rekey.toml").write_text(text.replace('timeout = "20s"', 'timeout = "1s"'), "utf-8")
-    ran = project.run("apply", "--to", "prepare").ended(0)
-    assert "[hooks] command had not ended after 1.0 s, at `phase-begun`; the work goes on" in ran.said
-    until = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in (project.folder / "pids").read_text().split()):
-        assert time.monotonic() < until
-        time.sleep(0.05)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import time
 from pathlib import Path
 
@@ -92,13 +91,3 @@ def test_killed_during_its_cutovers_a_group_is_never_mixed(
         assert emails == {row["RowKey"] for row in project.wire.rows(table)} and len(emails) == ROWS, seed
     member = project.tables[2]
     project.run("rollback", f"{project.script_id}-{member}", "--writers-stopped").ended(3, "is of the group")
-
-
-def test_new_lists_the_tables_of_an_account_in_one_script(tmp_path: Path, azurite: Azurite) -> None:
-    project = Grouped(tmp_path, azurite)
-    (project.migrations / f"{project.script_id}.py").unlink()
-    project.run("new", "countries", "--each", f"T{project.number}Users??").ended(0, "plan --group countries")
-    [made] = project.migrations.iterdir()
-    listed = re.findall(r'^    "(\w+)",$', made.read_text("utf-8"), re.MULTILINE)
-    assert listed == sorted(project.tables)
-    project.run("new", "nothing", "--each", f"Z{project.number}*").ended(2, "no table of the account")

@@ -4,9 +4,10 @@ is enough for a whole migration. No file of the repository is reached from where
 The steps of the Containerfile are run without a container engine: in a folder that stands for the root of its
 file system, as the user of the tests, with the packages of the tests in place of an index.
 
-Soak: a Python and the wheel; a container.
-Reason, and what `make test` covers: minutes: all packages from their indexes, on every Python of the machine;
-the wheel with the tests' packages. What the image says in `tests/unit/serve/test_deploy.py`.
+Soak: a Python and the wheel; a container; the demo.
+Reason, and what `make test` covers: minutes: all packages from their indexes, on every Python of the machine,
+and twenty commands; a rehearsal by the wheel that ends with its plan, with the tests' packages. What the
+image says in `tests/unit/serve/test_deploy.py`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def clean(more: dict[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden} | (more or {})
 
 
-def run(*words: str | Path, folder: Path, **variables: str) -> str:
-    """Run a program in a folder; return what it printed. Its failure is the test's."""
+def run(*words: str | Path, folder: Path, code: int = 0, **variables: str) -> str:
+    """Run a program in a folder; return what it printed. Another exit code is the test's failure."""
     done = subprocess.run(
         words,
         cwd=folder,
@@ -59,7 +60,7 @@ def run(*words: str | Path, folder: Path, **variables: str) -> str:
         encoding="utf-8",
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == code, done.stdout
     return done.stdout
 
 
@@ -148,6 +149,41 @@ def test_man_finds_the_pages_next_to_the_installed_command(installed: Path) -> N
     assert pages == man_pages()
 
 
+LOWERED = """
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Users",
+    target=Target(
+        "UsersV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.lower("RowKey"),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="delta",
+)
+"""
+
+
+@pytest.mark.azurite
+def test_a_rehearsal_needs_nothing_but_the_installed_package_and_fails_with_the_plan(
+    installed: Path, tmp_path: Path
+) -> None:
+    """Two e-mail addresses that differ by case give one key: the plan names them by safe id, no key. What was
+    assumed of the file is told."""
+    (tmp_path / "0001_users.py").write_text(LOWERED, "utf-8")
+    rows = ["PartitionKey,RowKey,Text,Age:Edm.Int32"]
+    rows += [f"p,somebody{number}@mail.example,text,{number}" for number in range(30)]
+    (tmp_path / "rows.csv").write_text("\n".join([*rows, "p,SOMEBODY7@mail.example,text,"]), "utf-8")
+    words = ("rehearse", "0001_users.py", "--data", "rows.csv", "--folder", tmp_path / "own")
+    printed = " ".join(run(installed / "rekey", *words, folder=tmp_path, code=1).split())
+    assert "rekey plan 0001_users --exact" in printed
+    assert "mail.example" not in printed
+    assert "Edm.String" in printed
+    assert list((tmp_path / "own").iterdir()) == []
+
+
+@pytest.mark.soak
 @pytest.mark.azurite
 @pytest.mark.timeout(900)  # twenty commands, one after the other
 def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 """The command, killed at random moments and stopped by signals, on real tables: nothing lost or doubled.
+The installed command, from nothing, is the one that SIGINT and SIGTERM stop at a checkpoint.
 
 The moments come from a seed that stands in every failure: `REKEY_SEED=… pytest …` draws the same ones again.
 
@@ -38,29 +39,31 @@ def seed() -> int:
 
 
 class Pair:
-    """Two projects on one source table: one is left in peace, the other one is killed."""
+    """Two projects on one source table: one is left in peace, others are killed, one after the other."""
 
     def __init__(self, folder: Path, azurite: Azurite, script: str, rows: list[Row]) -> None:
-        self.peaceful, self.killed = (
-            Project(folder / "peaceful", azurite),
-            Project(folder / "killed", azurite),
-        )
-        self.killed.source = self.peaceful.source
-        for project in (self.peaceful, self.killed):
-            project.script(script)
-            project.configure(window_rows=50)
-        self.rows = rows
+        """Apply the one that nobody disturbs."""
+        self._folder, self._azurite, self._script, self.rows = folder, azurite, script, rows
+        self.peaceful = Project(folder / "peaceful", azurite)
+        self.peaceful.script(script)
+        self.peaceful.configure(window_rows=50)
         self.peaceful.fill(rows)
         self.source_before = self.peaceful.wire.rows(self.peaceful.source)
-
-    def run_in_peace(self, *words: str) -> None:
-        """Apply the one that nobody disturbs."""
-        self.peaceful.run("apply", *words).ended(0)
+        self.peaceful.run("apply").ended(0)
         self.expected = {
             "main": self.peaceful.wire.contents(self.peaceful.target),
             "index": self.peaceful.wire.contents(self.peaceful.index),
         }
-        assert len(self.expected["main"]) == len(self.rows)
+        assert len(self.expected["main"]) == len(rows)
+        self.begin()
+
+    def begin(self) -> None:
+        """Make another one to be killed."""
+        number = len(list(self._folder.iterdir()))
+        self.killed = Project(self._folder / f"killed-{number}", self._azurite)
+        self.killed.source = self.peaceful.source
+        self.killed.script(self._script)
+        self.killed.configure(window_rows=50)
 
     def difference(self) -> str:
         """Return how the killed one differs from the one left in peace, "" when it does not."""
@@ -130,9 +133,8 @@ def test_killed_many_times_during_apply_it_ends_as_if_undisturbed(
     tmp_path: Path, azurite: Azurite, seed: int, script: str, make: Callable[[int], list[Row]], kills: int
 ) -> None:
     """SIGKILL at random moments: no row lost, doubled, or claimed by a checkpoint before it was written."""
-    pair = Pair(tmp_path, azurite, script, make(600 + 25 * kills))
     begun = time.monotonic()
-    pair.run_in_peace()
+    pair = Pair(tmp_path, azurite, script, make(600 + 25 * kills))
     span = (time.monotonic() - begun) / 5
     lot, killed, landed, in_the_middle = random.Random(seed), pair.killed, 0, 0
     while landed < kills:
@@ -156,16 +158,29 @@ def test_killed_many_times_during_apply_it_ends_as_if_undisturbed(
     killed.run("verify").ended(0)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, azurite: Azurite) -> Pair:
+    return Pair(tmp_path_factory.mktemp("signals"), azurite, USERS, users(600))
+
+
+@pytest.fixture
+def pair(undisturbed: Pair) -> Pair:
+    undisturbed.begin()
+    return undisturbed
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_signal_stops_at_a_checkpoint_with_130_and_the_same_command_goes_on(
-    tmp_path: Path, azurite: Azurite, number: int
+    pair: Pair, number: int
 ) -> None:
     """The message says that it was asked to, what is kept and what to do; nothing is lost by it."""
-    pair = Pair(tmp_path, azurite, USERS, users(600))
-    pair.run_in_peace()
+    pair.killed.from_nothing = True
     pair.killed.configure(window_rows=50, entities_per_second=100)
     running = pair.killed.start("apply")
     assert running.until(pair.in_the_middle)
+    pair.killed.from_nothing = False
+    [status] = pair.killed.run("status", "--json").ended(0).document["migrations"]
+    assert (status["runner"]["pid"], status["runner"]["live"]) == (running.process.pid, True)
     running.signal(number).ended(
         130, "Stopping at the next checkpoint", "Kept: all checkpoints", "Next: run the same"
     )
@@ -177,11 +192,9 @@ def test_a_signal_stops_at_a_checkpoint_with_130_and_the_same_command_goes_on(
 
 
 def test_a_second_signal_ends_at_once_with_130_and_costs_nothing_that_is_checkpointed(
-    tmp_path: Path, azurite: Azurite
+    pair: Pair,
 ) -> None:
     """An operator who presses Ctrl-C twice gets out now."""
-    pair = Pair(tmp_path, azurite, USERS, users(600))
-    pair.run_in_peace()
     pair.killed.configure(window_rows=300, entities_per_second=100)
     running = pair.killed.start("apply")
     assert running.until(lambda: bool(pair.killed.wire.rows(pair.killed.target)))
@@ -201,7 +214,6 @@ def test_killed_on_the_way_to_cutover_it_cuts_over_in_the_end_and_the_way_back_s
 ) -> None:
     """Authority is on one side at any time; what was written after cutover is in the source in the end."""
     pair = Pair(tmp_path, azurite, USERS, users(800))
-    pair.run_in_peace()
     killed, lot = pair.killed, random.Random(seed)
     killed.run("apply").ended(0)
     to_cutover = ("apply", "--to", "cutover", "--writers-stopped")

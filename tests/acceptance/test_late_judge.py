@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.dualwriting_ledger import State
-from tests.acceptance.late_ledger import READ, Did, Look, Verdict, judge, steady
+from tests.acceptance.late_ledger import READ, Did, Look, State, Verdict, judge, steady
 
 A: dict[str, Any] = {"name": "a"}
 B: dict[str, Any] = {"name": "b"}

@@ -10,8 +10,9 @@ searched that explains all that clients were told, and tables are compared.
 
 Nothing depends on the moments but what happens: a seed that failed draws the same plan again.
 
-Soak: life after life.
-Reason, and what `make test` covers: as long as allowed; one quick life.
+Soak: life after life; a quick life in capture "delta".
+Reason, and what `make test` covers: as long as allowed; a quick life in capture "dual-write", and kills in
+`test_kills.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from rekey.rehearse.azurite import Azurite
 from tests.acceptance.late_group import Group
 from tests.acceptance.late_lives import Life
 from tests.acceptance.late_machines import ROOT, namespaces_work
-from tests.acceptance.late_proxy import HoldingProxy, Weather
 from tests.acceptance.late_stage import LIFE_SECONDS, QUICK, SUM, Outcome
 from tests.acceptance.support import Project, Wire
+from tests.fakes.weather import Weather, WeatherProxy
+from tests.soaking import others_in_soak
 
 pytestmark = pytest.mark.azurite
 LIVES = int(os.environ.get("LATE_LIVES", "30"))
@@ -43,11 +45,11 @@ AT_A_TIME = int(os.environ.get("LATE_LIVES_AT_A_TIME", "2"))
 _ENDS_WITHIN_S = LIFE_SECONDS + 240.0
 
 
+@pytest.mark.parametrize("seed", others_in_soak([1, 2], kept=[2]), ids=["delta, users", "dual-write, posts"])
 def test_a_quick_life_loses_nothing_and_what_is_then_lost_by_hand_is_found(
-    tmp_path: Path, azurite: Azurite
+    tmp_path: Path, azurite: Azurite, seed: int
 ) -> None:
     """Copied and cut over, with everything scaled down; then three losses are planted in its tables."""
-    seed = int(os.environ.get("LATE_LIFE_SEED", "1")) | 1  # capture "delta": no client's end is waited for
     with Life(tmp_path / "life", azurite, seed, scale=QUICK, route=("apply", "cutover")) as life:
         outcome = life.live()
         assert not outcome.wrong, outcome
@@ -143,6 +145,9 @@ def test_a_mixed_group_and_rows_that_its_second_script_lost_are_seen(
         pytest.param(Weather(drop=1.0), False, False, False, id="dropped"),
         pytest.param(Weather(repeat=1.0), True, True, False, id="applied and not answered"),
         pytest.param(Weather(delay=1.0, delay_s=0.1), True, True, True, id="delayed"),
+        pytest.param(Weather(busy=1.0), False, False, False, id="busy"),
+        pytest.param(Weather(failed=1.0), False, False, False, id="failed"),
+        pytest.param(Weather(timed_out=1.0), False, False, False, id="timed out"),
     ],
 )
 async def test_the_proxy_deals_out_what_it_says(
@@ -151,15 +156,15 @@ async def test_the_proxy_deals_out_what_it_says(
     """One insert through each kind of weather; what was held arrives though its caller is gone."""
     project = Project(tmp_path / "project", azurite)
     project.wire.create(project.source)
-    proxy = HoldingProxy(("127.0.0.1", azurite.port), {"all": weather}, 1, tmp_path / "log")
+    proxy = WeatherProxy(("127.0.0.1", azurite.port), {"all": weather}, 1, tmp_path / "log")
     ports = await proxy.start()
     through = Wire(azurite.tables)
     through._port = ports["all"]
     row = {"PartitionKey": "p", "RowKey": "r"}
     try:
         try:
-            await asyncio.to_thread(through.insert, project.source, row)
-            was_answered = True
+            status, _, _ = await asyncio.to_thread(through.ask, "POST", project.source, row)
+            was_answered = status in (201, 204)
         except OSError:
             was_answered = False
         assert was_answered == answered
@@ -174,7 +179,7 @@ async def test_the_proxy_deals_out_what_it_says(
 async def test_a_request_is_held_no_longer_than_its_own_timeout(tmp_path: Path, azurite: Azurite) -> None:
     project = Project(tmp_path / "project", azurite)
     project.wire.create(project.source)
-    proxy = HoldingProxy(("127.0.0.1", azurite.port), {"all": Weather(hold=1.0, held_s=60.0)}, 1)
+    proxy = WeatherProxy(("127.0.0.1", azurite.port), {"all": Weather(hold=1.0, held_s=60.0)}, 1)
     ports = await proxy.start()
     through = Wire(azurite.tables)
     through._port = ports["all"]

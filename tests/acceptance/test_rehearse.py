@@ -3,12 +3,11 @@
 
 Soak: every EDM type from a file; keys from content in capture "delta".
 Reason, and what `make test` covers: a third and a fourth whole rehearsal; keys from content in capture
-"dual-write", the demo in `test_installed.py`, which is in "delta", and `test_values.py`.
+"dual-write"; capture "delta" in `test_leaks.py`, from plan to retired, and `test_values.py`.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -145,26 +144,6 @@ def test_every_edm_type_and_odd_keys_from_a_file_live_through_it_without_a_way_b
     assert len(copied) > 100
     assert every("Words" in row for row in copied)
     assert not (kept / "tables" / "Everything.jsonl").exists(), "the source was retired"
-
-
-def test_what_was_assumed_about_a_csv_is_told_and_what_collides_fails_with_the_plan(tmp_path: Path) -> None:
-    """Two e-mail addresses that differ by case give one key: the plan names them by safe id, no key."""
-    script = _script(
-        tmp_path / "scripts", partition_key='keys.prop("PartitionKey")', row_key='keys.lower("RowKey")'
-    )
-    data = tmp_path / "rows.csv"
-    with data.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["PartitionKey", "RowKey", "Text", "Age:Edm.Int32"])
-        for number in range(30):
-            writer.writerow(["p", f"somebody{number}@mail.example", "text", number])
-        writer.writerow(["p", "SOMEBODY7@mail.example", "text", ""])
-    report = rehearse(script, data=data, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
-    assert not report.passed
-    assert "rekey plan 0001_everything --exact" in report.failure
-    assert "mail.example" not in report.text()
-    assert any("Edm.String" in assumption for assumption in report.assumptions)
-    assert list((tmp_path / "own").iterdir()) == []
 
 
 def test_a_command_is_not_believed_when_the_tables_say_otherwise(tmp_path: Path) -> None:

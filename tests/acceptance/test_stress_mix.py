@@ -188,13 +188,3 @@ def test_processes_end_with_a_test_that_is_killed(project: Project) -> None:
     [left] = tables_of_tests(project)
     project.run("stress", "--mix", "mix.toml", "--rows", "500").ended(0, "Left by an earlier", left)
     assert tables_of_tests(project) == set()
-
-
-def test_a_file_with_a_mistake_is_refused_with_its_line_before_anything_is_written(project: Project) -> None:
-    (project.folder / "mix.toml").write_text(ALL.replace("top = 5", "tops = 5"), "utf-8")
-    ran = project.run("stress", "--mix", "mix.toml").ended(
-        2, "mix.toml, line 9: [range_query] tops: unknown key"
-    )
-    assert "Next: write top; known here: top" in ran.said
-    project.run("stress", "--mix", "absent.toml").ended(2, "there is no configuration file", "absent.toml")
-    assert tables_of_tests(project) == set()

@@ -1,6 +1,10 @@
 """What a proxy answers, next to what the account itself answers to the same requests: equal, apart from
 times, ETags and ids. For a table that no migration names, for the old view in each phase, and for the new
 table under the application's old name. And what it does besides: replicas, a freeze, key ranges.
+
+Soak: keys, pages and refusals where no replica is written, and in another account under an alias.
+Reason, and what `make test` covers: the same code answers; each scenario in `dual_write`, after cutover and
+under an alias, and single requests and transactions everywhere.
 """
 
 from __future__ import annotations
@@ -8,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -37,6 +41,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, TableService, TwoAccounts
 from rekey.tables.credentials import SharedKey
+from tests.soaking import others_in_soak
 from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
 from tests.worlds.proxy import (
     QUICK,
@@ -290,65 +295,116 @@ async def answers(
     return found
 
 
+@dataclass
+class World:
+    """An Azurite, and the configuration of proxies in front of it."""
+
+    azurite: Azurite
+    tables: AzureTableService
+    restricted: AzureTableService
+    table_name: Callable[[str], str]
+    config_with: Callable[[str], Config]
+
+    def __post_init__(self) -> None:
+        self.configure("")
+
+    def configure(self, more: str) -> None:
+        """Configure proxies anew."""
+        self.config = self.config_with(more)
+
+    async def begun(
+        self, phases: Sequence[ControlPhase], declared: Declared, *, elsewhere: bool = False
+    ) -> Begun:
+        """Bring a migration through phases; its target is in the account of targets if `elsewhere`."""
+        if not elsewhere:
+            return await begun_in(phases, declared, self.tables, self.restricted)
+        account = self.azurite.targets
+        credential = SharedKey.of(account.name, account.key)
+        async with AzureTableService.open(account.endpoint, credential, is_target_account=True) as targets:
+            both = TwoAccounts(self.tables, targets)
+            return await begun_in(phases, declared, both, self.restricted, account.endpoint)
+
+    def targets(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        """Return what a configuration says of the account of targets."""
+        monkeypatch.setenv("PROXY_TARGETS_KEY", self.azurite.targets.key)
+        return f'\n[targets]\nendpoint = "{self.azurite.targets.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
+
+    def between(self, *declared: Declared) -> AbstractAsyncContextManager[tuple[Wired, Wired]]:
+        """Give a wire to the account, and one to a proxy in front of it."""
+        return between(self.config, self.azurite, *declared)
+
+    def wired(self, proxy: Any) -> AbstractAsyncContextManager[Wired]:
+        """Give a wire to a proxy that runs."""
+        return wired(through(proxy, self.azurite), self.azurite.tables)
+
+
 @pytest.fixture
-def config(tmp_path: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The configuration of a proxy in front of this Azurite."""
-    return config_of(tmp_path, azurite, monkeypatch)
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("state", STATES)
-async def test_a_proxy_answers_as_the_account_does(
-    state: str,
-    scenario: Callable[..., Any],
-    config: Config,
+def world(
     azurite: Azurite,
-    table_name: Callable[[str], str],
     tables_service: AzureTableService,
     restricted_service: AzureTableService,
+    table_name: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> World:
+    def config_with(more: str) -> Config:
+        return config_of(tmp_path, azurite, monkeypatch, more)
+
+    return World(azurite, tables_service, restricted_service, table_name, config_with)
+
+
+@pytest.mark.parametrize(
+    ("state", "scenario"),
+    others_in_soak(
+        list(product(STATES, SCENARIOS)),
+        kept=[
+            *product(("dual_write", "cutover"), SCENARIOS),
+            *product(("plain", "before", "source"), (singles, transactions)),
+        ],
+    ),
+)
+async def test_a_proxy_answers_as_the_account_does(
+    world: World,
+    state: str,
+    scenario: Callable[..., Any],
 ) -> None:
-    declared, plain = migration_of(table_name), table_name("Plain")
-    await begun_in(STATES[state], declared, tables_service, restricted_service)
-    table = table_name("Alone") if state == "plain" else declared.migration.source
-    await tables_service.create_table(table)
-    await tables_service.create_table(plain)
-    async with between(config, azurite, declared) as (direct, behind):
+    declared, plain = migration_of(world.table_name), world.table_name("Plain")
+    await world.begun(STATES[state], declared)
+    table = world.table_name("Alone") if state == "plain" else declared.migration.source
+    await world.tables.create_table(table)
+    await world.tables.create_table(plain)
+    async with world.between(declared) as (direct, behind):
         expected = await answers(direct, plain, scenario)
         found = await answers(behind, table, scenario, direct.endpoint)
     for one, other in zip(found, expected, strict=True):
         assert one == other
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    ("elsewhere", "scenario"),
+    others_in_soak(
+        list(product((False, True), SCENARIOS)),
+        kept=[*product((False,), SCENARIOS), (True, singles), (True, transactions)],
+    ),
+)
 async def test_under_an_alias_the_new_table_answers_by_the_old_name(
+    world: World,
     scenario: Callable[..., Any],
     elsewhere: bool,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """The target's own name is in no answer, whatever metadata is asked for; also of another account's."""
-    declared, plain = migration_of(table_name, elsewhere=elsewhere), table_name("Plain")
+    declared, plain = migration_of(world.table_name, elsewhere=elsewhere), world.table_name("Plain")
     source, target = declared.migration.source, declared.migration.target.table
-    there = azurite.targets if elsewhere else azurite.tables
+    there = world.azurite.targets if elsewhere else world.azurite.tables
     more = f'[proxy.views]\n{source} = "{target}"'
     if elsewhere:
-        monkeypatch.setenv("PROXY_TARGETS_KEY", there.key)
-        more += f'\n[targets]\nendpoint = "{there.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
-    credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
-    async with AzureTableService.open(
-        azurite.targets.endpoint, credential, is_target_account=True
-    ) as targets:
-        both = TwoAccounts(tables_service, targets)
-        await begun_in(COMPLETE, declared, both, restricted_service, there.endpoint if elsewhere else "")
-    await tables_service.create_table(plain)
-    config = config_of(tmp_path, azurite, monkeypatch, more)
+        more += world.targets(monkeypatch)
+    await world.begun(COMPLETE, declared, elsewhere=elsewhere)
+    await world.tables.create_table(plain)
+    world.configure(more)
     async with (
-        between(config, azurite, declared) as (direct, behind),
+        world.between(declared) as (direct, behind),
         wired(there.endpoint, there) as beyond,
     ):
         expected = await answers(direct, plain, scenario)
@@ -367,22 +423,18 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
 
 
 async def test_rows_are_read_under_the_name_of_the_secondary_as_well(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
 ) -> None:
     """An SDK reads there when the account's own address fails it; nothing is written there."""
-    declared = migration_of(table_name)
+    declared = migration_of(world.table_name)
     source = declared.migration.source
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    await tables_service.create_table(plain := table_name("Plain"))
+    await world.begun(STATES["dual_write"], declared)
+    await world.tables.create_table(plain := world.table_name("Plain"))
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(proxied(config, declared))
-        wire = await stack.enter_async_context(wired(through(proxy, azurite), azurite.tables))
+        proxy = await stack.enter_async_context(proxied(world.config, declared))
+        wire = await stack.enter_async_context(world.wired(proxy))
         second = await stack.enter_async_context(
-            wired(f"{through(proxy, azurite)}-secondary", azurite.tables)
+            wired(f"{through(proxy, world.azurite)}-secondary", world.azurite.tables)
         )
         for table in (source, plain):
             await wire.ask("POST", table, row("a"), NO_ECHO)
@@ -395,29 +447,25 @@ async def test_rows_are_read_under_the_name_of_the_secondary_as_well(
 
 
 async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothing_else(
-    tmp_path: Path,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """`rekey proxy 0001` in a project whose `[proxy.views]` names tables of 0002 as well."""
-    declared = migration_of(table_name)
-    other = declared_as("other", replace(declared.migration, source=table_name("Other")))
+    declared = migration_of(world.table_name)
+    other = declared_as("other", replace(declared.migration, source=world.table_name("Other")))
     source, target = other.migration.source, f"{other.migration.source}V2"
     other = declared_as(
         "other", replace(other.migration, target=replace(other.migration.target, table=target))
     )
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    await tables_service.create_table(source)
-    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\n{source} = "{target}"')
+    await world.begun(STATES["dual_write"], declared)
+    await world.tables.create_table(source)
+    world.configure(f'[proxy.views]\n{source} = "{target}"')
     with pytest.raises(ConfigurationError, match="is no table of a migration"):
-        async with proxied(config, declared):
+        async with proxied(world.config, declared):
             pass
     async with (
-        proxied(config, declared, not_followed=[other]) as proxy,
-        wired(through(proxy, azurite), azurite.tables) as behind,
+        proxied(world.config, declared, not_followed=[other]) as proxy,
+        world.wired(proxy) as behind,
     ):
         for refused in (
             await behind.ask("GET", f"{source}()"),
@@ -430,28 +478,26 @@ async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothi
 
 
 async def test_each_caller_is_given_the_table_that_its_own_alias_means(
-    tmp_path: Path,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """Old and new versions under one name, through one proxy, told apart by their keys; one with aliases of
     its own is given none of the others'."""
-    declared = migration_of(table_name)
+    declared = migration_of(world.table_name)
     source, target = declared.migration.source, declared.migration.target.table
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await world.begun(STATES["dual_write"], declared)
     views = f'[proxy.views.moved]\n{source} = "{target}"\n[proxy.views.unmoved]\n'
     keys = "".join(f'[proxy.access.keys.{name}]\nenv = "X"\n' for name in ("moved", "unmoved"))
-    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\nPeople = "{target}"\n{views}{keys}')
+    world.configure(f'[proxy.views]\nPeople = "{target}"\n{views}{keys}')
     others = {"moved": b"the key of the new version, 32 B", "unmoved": b"the key of the old version, 32 B"}
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(proxied(config, declared, others=others))
-        rest = await stack.enter_async_context(wired(through(proxy, azurite), azurite.tables))
+        proxy = await stack.enter_async_context(proxied(world.config, declared, others=others))
+        rest = await stack.enter_async_context(world.wired(proxy))
         moved, unmoved = [
             await stack.enter_async_context(
-                wired(through(proxy, azurite), replace(azurite.tables, key=b64encode(key).decode()))
+                wired(
+                    through(proxy, world.azurite), replace(world.azurite.tables, key=b64encode(key).decode())
+                )
             )
             for key in others.values()
         ]
@@ -468,17 +514,13 @@ async def test_each_caller_is_given_the_table_that_its_own_alias_means(
 
 
 async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
 ) -> None:
     """Old view and new view at once, before and after cutover."""
-    declared = migration_of(table_name)
+    declared = migration_of(world.table_name)
     source, target = declared.migration.source, declared.migration.target.table
-    begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    async with between(config, azurite, declared) as (direct, behind):
+    begun = await world.begun(STATES["dual_write"], declared)
+    async with world.between(declared) as (direct, behind):
 
         async def both() -> tuple[list[Any], list[Any]]:
             found = [(await direct.ask("GET", f"{table}()")).json["value"] for table in (source, target)]
@@ -515,22 +557,18 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
 
 
 async def test_a_proxy_maintains_index_rows_after_complete_until_the_handover(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
 ) -> None:
     """Behind it an application does not even know of the index."""
-    plain = migration_of(table_name)
-    by_name = table_name("ByName")
+    plain = migration_of(world.table_name)
+    by_name = world.table_name("ByName")
     index = Index(by_name, partition_key=keys.literal("all"), row_key=keys.prop("Nm"))
     declared = declared_as(plain.script_id, replace(plain.migration, indexes=[index]))
     target = declared.migration.target.table
-    begun = await begun_in(STATES["cutover"], declared, tables_service, restricted_service)
+    begun = await world.begun(STATES["cutover"], declared)
     await begun.store.keep_maintaining()
     await begun.move(ControlPhase.COMPLETE)
-    async with between(config, azurite, declared) as (direct, behind):
+    async with world.between(declared) as (direct, behind):
 
         async def names() -> list[tuple[str, str]]:
             found = (await direct.ask("GET", f"{by_name}()")).json["value"]
@@ -569,19 +607,15 @@ ODD_VALUES: dict[str, tuple[Any, str | None]] = {
 
 @pytest.mark.parametrize("state", ["source", "dual_write", "cutover"])
 async def test_what_the_account_takes_is_taken_in_every_phase_and_all_tables_hold_the_same(
+    world: World,
     state: str,
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """The account judges values, names and sizes, so that what a client may write does not change when the
     replicas begin to follow. Azurite takes all of these."""
-    declared = migration_of(table_name)
+    declared = migration_of(world.table_name)
     source, target = declared.migration.source, declared.migration.target.table
-    await begun_in(STATES[state], declared, tables_service, restricted_service)
-    async with between(config, azurite, declared) as (direct, behind):
+    await world.begun(STATES[state], declared)
+    async with world.between(declared) as (direct, behind):
         for name, (value, kind) in ODD_VALUES.items():
             typed = {name: value} if kind is None else {name: value, f"{name}@odata.type": kind}
             for answer in (
@@ -602,25 +636,21 @@ async def test_what_the_account_takes_is_taken_in_every_phase_and_all_tables_hol
 
 
 async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a_signature(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
 ) -> None:
     """GET with an empty X-HTTP-Method, alone and as a query in a batch: upstream it would be a POST."""
-    declared, plain = migration_of(table_name), table_name("Plain")
+    declared, plain = migration_of(world.table_name), world.table_name("Plain")
     source = declared.migration.source
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    await tables_service.create_table(plain)
+    await world.begun(STATES["dual_write"], declared)
+    await world.tables.create_table(plain)
     signed = generate_table_sas(
-        AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key),
+        AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key),
         plain,
         permission=TableSasPermissions(read=True),
         expiry=datetime(2200, 1, 1, tzinfo=UTC),
     )
     disguised = {"X-HTTP-Method": ""}
-    async with between(config, azurite, declared) as (direct, behind):
+    async with world.between(declared) as (direct, behind):
         query = (
             f"--b\r\nContent-Type: application/http\r\n\r\nGET {behind.endpoint}/{source}() HTTP/1.1\r\n"
             "X-HTTP-Method: \r\nContent-Type: application/json\r\n\r\n"
@@ -638,16 +668,12 @@ async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a
 
 
 async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_ends(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not cancelled, and the lease is returned after it."""
-    declared = migration_of(table_name)
-    begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    declared = migration_of(world.table_name)
+    begun = await world.begun(STATES["dual_write"], declared)
     under_way, whole = asyncio.Event(), Writer._write
 
     async def slow(self: Writer, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
@@ -656,8 +682,8 @@ async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_en
         return await whole(self, operations, permit)
 
     monkeypatch.setattr(Writer, "_write", slow)
-    async with wired(azurite.tables.endpoint, azurite.tables) as direct:
-        async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+    async with wired(world.azurite.tables.endpoint, world.azurite.tables) as direct:
+        async with proxied(world.config, declared) as proxy, world.wired(proxy) as wire:
             asking = asyncio.create_task(wire.ask("POST", declared.migration.source, row("a")))
             await under_way.wait()
             asking.cancel()
@@ -667,16 +693,12 @@ async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_en
 
 
 async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A freeze would wait for it, while the account does not answer."""
-    declared = migration_of(table_name)
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    declared = migration_of(world.table_name)
+    await world.begun(STATES["dual_write"], declared)
 
     @asynccontextmanager
     async def hanging(*_: Any, **__: Any) -> AsyncIterator[None]:
@@ -685,7 +707,7 @@ async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
 
     monkeypatch.setattr(Upstream, "send", hanging)
     monkeypatch.setattr("tests.worlds.proxy.QUICK", replace(QUICK, longest_operation_s=2.0))
-    async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+    async with proxied(world.config, declared) as proxy, world.wired(proxy) as wire:
         async with asyncio.timeout(20):
             answer = await wire.ask("GET", f"{declared.migration.source}()")
     assert (answer.status, answer.code) == (503, "ServerBusy")
@@ -705,22 +727,18 @@ async def clients_of(begun: Begun) -> list[Any]:
 
 
 async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
 ) -> None:
     """Which Azurite ignores. In both a migrated table and one that passes."""
-    declared, plain = migration_of(table_name), table_name("Plain")
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    await tables_service.create_table(plain)
-    key = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
+    declared, plain = migration_of(world.table_name), world.table_name("Plain")
+    await world.begun(STATES["dual_write"], declared)
+    await world.tables.create_table(plain)
+    key = AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key)
     may = TableSasPermissions(read=True, add=True, update=True, delete=True)
     ends = datetime(2200, 1, 1, tzinfo=UTC)
     async with (
-        proxied(config, declared) as proxy,
-        wired(through(proxy, azurite), azurite.tables) as owner,
+        proxied(world.config, declared) as proxy,
+        world.wired(proxy) as owner,
     ):
         for table in (plain, declared.migration.source):
             for name in "abc":
@@ -769,16 +787,12 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_under_the_own_names(
+    world: World,
     elsewhere: bool,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """Compared with new keys, `epk=tenant-a` held for the rows of all three tenants."""
-    name = table_name("Users")
+    name = world.table_name("Users")
     target = f"{name}{TARGET_ACCOUNT_SUFFIX}" if elsewhere else f"{name}V2"
     tenant = keys.opaque(keys.prop("PartitionKey"), domain="tenant", secret="users")
     filled = Target(
@@ -790,20 +804,16 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
     declared = declared_as(f"s{name}", Migration(source=name, target=filled, capture="dual-write"))
     more = f'[proxy.views.moved]\n{name} = "{target}"\n[proxy.access.keys.moved]\nenv = "X"'
     if elsewhere:
-        monkeypatch.setenv("PROXY_TARGETS_KEY", azurite.targets.key)
-        more += f'\n[targets]\nendpoint = "{azurite.targets.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
-    credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
-    async with AzureTableService.open(
-        azurite.targets.endpoint, credential, is_target_account=True
-    ) as targets:
-        both = TwoAccounts(tables_service, targets)
-        endpoint = azurite.targets.endpoint if elsewhere else ""
-        await begun_in(STATES["dual_write"], declared, both, restricted_service, endpoint)
-    config, moved = config_of(tmp_path, azurite, monkeypatch, more), b"the key of the new version, 32 B"
+        more += world.targets(monkeypatch)
+    await world.begun(STATES["dual_write"], declared, elsewhere=elsewhere)
+    world.configure(more)
+    moved = b"the key of the new version, 32 B"
     async with (
-        proxied(config, declared, others={"moved": moved}) as proxy,
-        wired(through(proxy, azurite), azurite.tables) as old,
-        wired(through(proxy, azurite), replace(azurite.tables, key=b64encode(moved).decode())) as new,
+        proxied(world.config, declared, others={"moved": moved}) as proxy,
+        world.wired(proxy) as old,
+        wired(
+            through(proxy, world.azurite), replace(world.azurite.tables, key=b64encode(moved).decode())
+        ) as new,
     ):
         for letter, number in product("abc", range(6)):
             entity = {"PartitionKey": f"tenant-{letter}", "RowKey": str(number)}
@@ -813,7 +823,7 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
             wire: Wired, method: str, path: str, body: Any = None, headers: Any = None, **bounds: str
         ) -> Answered:
             signed = generate_table_sas(
-                AzureNamedKeyCredential(azurite.tables.name, wire.account.key),
+                AzureNamedKeyCredential(world.azurite.tables.name, wire.account.key),
                 path.partition("(")[0] if path.startswith(name) else name,
                 permission=TableSasPermissions(read=True, add=True, update=True, delete=True),
                 expiry=datetime(2200, 1, 1, tzinfo=UTC),
@@ -861,23 +871,19 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
 
 
 async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
-    config: Config,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a migrated table and in one that passes; a policy that is taken away revokes it."""
     monkeypatch.setattr("rekey.proxy.handler._POLICIES_S", 0.0)
-    declared, plain = migration_of(table_name), table_name("Plain")
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    await tables_service.create_table(plain)
-    key = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
+    declared, plain = migration_of(world.table_name), world.table_name("Plain")
+    await world.begun(STATES["dual_write"], declared)
+    await world.tables.create_table(plain)
+    key = AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key)
     xml = {"Content-Type": "application/xml", "Accept": "application/xml"}
     async with (
-        proxied(config, declared) as proxy,
-        wired(through(proxy, azurite), azurite.tables) as owner,
+        proxied(world.config, declared) as proxy,
+        world.wired(proxy) as owner,
     ):
         for table in (plain, declared.migration.source):
             signed = generate_table_sas(key, table, policy_id="readers")
@@ -903,22 +909,18 @@ async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
 
 
 async def test_new_keys_are_told_at_the_admin_address(
-    tmp_path: Path,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
-    azurite: Azurite,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
 ) -> None:
     """For their own token they are those under which the rows are; without it there are none."""
     monkeypatch.setenv("PROXY_TOKEN", "a token of enough bytes")
-    config = config_of(tmp_path, azurite, monkeypatch, '[proxy.access.token]\nenv = "PROXY_TOKEN"')
-    declared = migration_of(table_name)
+    world.configure('[proxy.access.token]\nenv = "PROXY_TOKEN"')
+    declared = migration_of(world.table_name)
     source, target = declared.migration.source, declared.migration.target.table
-    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await world.begun(STATES["dual_write"], declared)
     async with (
-        proxied(config, declared) as proxy,
-        wired(through(proxy, azurite), azurite.tables) as behind,
+        proxied(world.config, declared) as proxy,
+        world.wired(proxy) as behind,
         aiohttp.ClientSession() as session,
     ):
         assert (await behind.ask("POST", source, row("a"), NO_ECHO)).status == 204
@@ -932,11 +934,11 @@ async def test_new_keys_are_told_at_the_admin_address(
 
 
 async def test_what_is_not_about_rows_passes(
-    config: Config, azurite: Azurite, table_name: Callable[[str], str], tables_service: AzureTableService
+    world: World,
 ) -> None:
     """Service properties, the list of tables, stored access policies, and a large body."""
-    table = table_name("Plain")
-    async with between(config, azurite) as (direct, behind):
+    table = world.table_name("Plain")
+    async with world.between() as (direct, behind):
         assert (await behind.ask("POST", "Tables", {"TableName": table})).status == 201
         large = {"PartitionKey": "p", "RowKey": "r", **{f"P{number}": "x" * 30_000 for number in range(20)}}
         assert (await behind.ask("POST", table, large, NO_ECHO)).status == 204
@@ -965,17 +967,14 @@ async def test_what_is_not_about_rows_passes(
 
 
 async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_there(
-    azurite: Azurite,
-    tmp_path: Path,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
-    table_name: Callable[[str], str],
-    tables_service: AzureTableService,
 ) -> None:
     """Those of a row that is there, made of its content, and for the token alone."""
     token = "a token for new keys"
     monkeypatch.setenv("PROXY_TOKEN", token)
-    config = config_of(tmp_path, azurite, monkeypatch, "[proxy.access.token]\nenv = 'PROXY_TOKEN'")
-    source, target = table_name("Src"), table_name("Dst")
+    world.configure("[proxy.access.token]\nenv = 'PROXY_TOKEN'")
+    source, target = world.table_name("Src"), world.table_name("Dst")
     declared = declared_as(
         f"s{source}",
         Migration(
@@ -985,11 +984,11 @@ async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_th
             reverse=False,
         ),
     )
-    await tables_service.create_table(source)
+    await world.tables.create_table(source)
     async with (
-        proxied(config, declared) as proxy,
+        proxied(world.config, declared) as proxy,
         aiohttp.ClientSession() as session,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(world.azurite.tables.endpoint, world.azurite.tables) as direct,
     ):
         there = {"PartitionKey": "eu", "RowKey": "A'b", "Team": "red"}
         assert (await direct.ask("POST", source, there, NO_ECHO)).status == 204

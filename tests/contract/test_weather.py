@@ -29,13 +29,13 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from tests.acceptance.dualwriting_proxy import Message, SeededProxy, Weather
 from tests.asserts.client_pairs import Driver, ours
+from tests.fakes.weather import CALM, Message, Weather, WeatherProxy
 from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
 
 SHARE = 0.01
 """Of all requests, for each thing that goes wrong."""
-ALL_AT_ONCE = Weather(failed=SHARE, timed_out=SHARE, busy=SHARE, cut=SHARE, lost=SHARE)
+ALL_AT_ONCE = Weather(failed=SHARE, timed_out=SHARE, busy=SHARE, drop=SHARE, repeat=SHARE)
 SETTINGS = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=10.0)
 WRITERS = 16
 
@@ -156,16 +156,16 @@ async def scene(
     await begun.begin()
     await begun.move(ControlPhase.DUAL_WRITE, copied=True)
     parts = urlsplit(azurite.tables.endpoint)
-    proxy = SeededProxy((str(parts.hostname), parts.port or 0), Weather())
-    port = await proxy.start()
-    yield Scene(azurite, begun, proxy, port)
+    proxy = WeatherProxy((str(parts.hostname), parts.port or 0), {"all": CALM}, 0)
+    ports = await proxy.start()
+    yield Scene(azurite, begun, proxy, ports["all"])
     await proxy.stop()
 
 
 class Scene:
     """Users whose rows are written through the weather, and the migration that re-keys them."""
 
-    def __init__(self, azurite: Azurite, begun: Begun, proxy: SeededProxy, port: int) -> None:
+    def __init__(self, azurite: Azurite, begun: Begun, proxy: WeatherProxy, port: int) -> None:
         self.azurite, self.begun, self.proxy, self.port = azurite, begun, proxy, port
         self.migration = begun.declared.migration
         self.mapper = Mapper(self.migration, SECRETS)
@@ -241,35 +241,35 @@ async def test_no_write_fails_and_what_was_told_is_true(
         people = [
             Application(users, partial(scene.row, view), number, seed=writes) for number in range(WRITERS)
         ]
-        scene.proxy.change(ALL_AT_ONCE)
+        scene.proxy.change("all", ALL_AT_ONCE)
         await asyncio.gather(*(one.work(writes // WRITERS) for one in people))
-        scene.proxy.change(Weather())
+        scene.proxy.change("all", CALM)
         print(scene.proxy.dealt)
         assert [failed for one in people for failed in one.failed] == []
         old, new = await scene.said()
     told = {name: said for one in people for name, said in one.told.items()}
     assert old == told
     assert new == told
-    assert min(scene.proxy.dealt[kind] for kind in ("failed", "timed_out", "busy", "cut", "lost")) > 2
+    assert min(scene.proxy.dealt[kind] for kind in ("failed", "timed_out", "busy", "drop", "repeat")) > 2
 
 
-class _Unlucky(SeededProxy):
+class _Unlucky(WeatherProxy):
     """Fails the first five attempts to announce a write in the journal."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
-        super().__init__(upstream, Weather())
+        super().__init__(upstream, {"all": CALM}, 0)
         self.announced = 0
 
-    async def _serve_one(self, asked: Message, *line: Any) -> bool:
+    async def _serve_one(self, party: Any, asked: Message, *line: Any) -> bool:
         announces = asked.first.startswith("POST") and f"/{JOURNAL_TABLE}?" in asked.first
         self.announced += announces
-        self.change(Weather(failed=1.0 if announces and self.announced <= 5 else 0.0))
-        return await super()._serve_one(asked, *line)
+        self.change("all", Weather(failed=1.0 if announces and self.announced <= 5 else 0.0))
+        return await super()._serve_one(party, asked, *line)
 
 
 async def test_a_write_of_which_one_request_fails_five_times_is_written(scene: Scene) -> None:
     unlucky = _Unlucky(scene.proxy._upstream)
-    scene.port = await unlucky.start()
+    scene.port = (await unlucky.start())["all"]
     try:
         async with scene.client(View.OLD) as users:
             await users.raw("upsert_entity", scene.row(View.OLD, "u") | {"Said": "x"})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 from pathlib import Path
 
+import dask.config
 import pytest
 
 from rekey.mapping.rows import CONTROL_TABLE
@@ -25,6 +27,11 @@ migration = Migration(
     capture="delta",
 )
 """
+
+OPAQUE = 'keys.opaque(keys.prop("RowKey"), domain="user", secret="users")'
+WAIVED = USERS_SCRIPT.replace(
+    'capture="delta",', 'capture="delta", waive={"personal-data": "made-up addresses"},'
+)
 
 
 @pytest.fixture
@@ -154,17 +161,95 @@ def test_a_target_with_rows_of_somebody_else_exits_3(rekey: Commands, project: P
 
 
 def test_rows_that_collide_or_cannot_be_mapped_exit_1(rekey: Commands, project: Project) -> None:
-    project.script(
-        USERS_SCRIPT.replace(
-            'keys.opaque(keys.prop("RowKey"), domain="user", secret="users")', 'keys.prop("Nm")'
-        )
-    )
+    project.script(USERS_SCRIPT.replace(OPAQUE, 'keys.prop("Nm")'))
     asyncio.run(project.tables.table("Users").insert(user("user1@example.org")))
     assert "collision" in rekey("plan", "--exact", code=1).out
+    document = rekey("plan", "--exact", "--json", code=1).json
+    [collision] = document["migrations"][0]["collisions"]["first"]
+    assert (collision["rows"], len(set(collision["row_ids"]))) == (2, 2)
+    assert document["ids_hold"] is False, "before the first phase safe ids are valid for one plan only"
+    shown = rekey("plan", "--exact", "--json", "--show-keys", code=1).json
+    old_keys = shown["migrations"][0]["collisions"]["first"][0]["old_keys"]
+    assert {key[1] for key in old_keys} == {"user1@example.com", "user1@example.org"}
     said = rekey("apply", code=1)
     assert "2 source rows share 1 target key" in said.err
     assert_clear(said)
     assert untouched(project)
+
+
+UNMAPPED = {
+    "missing property": ('keys.prop("Team") + keys.prop("RowKey")', {}, 'keys.prop("Team", default="…")'),
+    "empty key": ('keys.strip(keys.prop("Team"))', {"Team": "   "}, "empty"),
+    "refused character": ('keys.prop("Team") + keys.prop("RowKey")', {"Team": "a/b"}, "character"),
+    "key over length": ('keys.prop("RowKey") + keys.prop("Team")', {"Team": "n" * 1_100}, "1024"),
+    "row past 1 MiB": ('keys.prop("RowKey")', {f"Big{n}": "x" * 32_000 for n in range(12)}, "1048576 bytes"),
+    "row past 252 properties": ('keys.prop("RowKey")', {f"P{n}": n for n in range(248)}, "252"),
+}
+"""By what is refused of a row: the RowKey's expression, the row's properties, words of the message."""
+
+
+@pytest.mark.parametrize("refused", UNMAPPED)
+def test_a_row_that_cannot_be_mapped_exits_1_before_anything_is_written(
+    rekey: Commands, project: Project, refused: str
+) -> None:
+    row_key, properties, words = UNMAPPED[refused]
+    copied = [f"Big{n}" if "Big0" in properties else "RowKey" for n in range(6)]
+    more = ", ".join(f'props.copy("{name}", to="Copy{n}")' for n, name in enumerate(copied))
+    project.script(WAIVED.replace(OPAQUE, row_key).replace("properties=[", f"properties=[{more}, "))
+    table = project.tables.table("Users")
+    for number in range(5):
+        asyncio.run(table.replace({**user(f"user{number}@example.com"), "Team": "fine"}, etag="*"))
+    asyncio.run(table.insert({**user("odd@example.com"), **properties}))
+    rekey("plan", "--exact", code=1)
+    said = rekey("apply", code=1)
+    assert words in said.err
+    assert "Nothing was written." in said.err
+    assert_clear(said)
+    assert untouched(project)
+
+
+def test_a_default_cures_a_missing_property(rekey: Commands, project: Project) -> None:
+    project.script(WAIVED.replace(OPAQUE, 'keys.prop("Team", default="nobody") + keys.prop("RowKey")'))
+    rekey("plan", "--exact")
+
+
+def test_a_dask_cluster_that_is_not_there_or_not_encrypted_exits_2(rekey: Commands, project: Project) -> None:
+    words = ("apply", "--executor", "rekey.executors:dask_cluster")
+    for address, what in ((None, "no dask cluster is configured"), ("tcp://there:8786", "neither encrypted")):
+        with dask.config.set({"scheduler-address": address}):
+            said = rekey(*words, code=2)
+        assert what in said.err
+        assert_clear(said)
+    assert not project.rows("UsersV2")
+
+
+def test_a_state_file_of_an_earlier_run_exits_2_and_its_own_goes_on(
+    rekey: Commands, project: Project
+) -> None:
+    """The script was taken back and begun again: the old file's checkpoints are of rows that are gone."""
+    rekey("apply")
+    own, earlier = project.config.state, project.folder / "earlier.sqlite"
+    shutil.copy(own, earlier)
+    rekey("rollback", "--to", "source", "--drop-targets")
+    project.clock.advance(60)  # a deleted table's name is taken for a while
+    rekey("apply")
+    text = (project.folder / "rekey.toml").read_text("utf-8")
+    (project.folder / "rekey.toml").write_text(text.replace("state.sqlite", "earlier.sqlite"), "utf-8")
+    said = rekey("apply", code=2)
+    assert "the state file is of another migration" in said.err and "another run" in said.err
+    assert_clear(said)
+    (project.folder / "rekey.toml").write_text(text, "utf-8")
+    rekey("apply")
+
+
+def test_a_state_file_of_another_account_exits_2(rekey: Commands, project: Project) -> None:
+    rekey("apply")
+    path = project.folder / "rekey.toml"
+    text = path.read_text("utf-8").replace("10002/devstoreaccount1", "10002/another", 1)
+    path.write_text(text.replace('"\n[restricted]', '"\nkey_env = "KEY"\n[restricted]', 1), "utf-8")
+    said = rekey("apply", code=2)
+    assert "the state file is of another migration" in said.err and "another account" in said.err
+    assert_clear(said)
 
 
 def test_a_second_runner_exits_3_while_status_and_plan_go_on(rekey: Commands, project: Project) -> None:

@@ -1,6 +1,6 @@
-"""A proxy as a process of its own that holds writes back and lets them arrive late, drawn from a seed.
+"""Bad weather between clients and Azurite, drawn from a seed: a proxy, in this process or as one of its own.
 
-    python -m tests.acceptance.late_proxy '{"upstream": ["127.0.0.1", 10002], "seed": 1, "parties": {...}}'
+    python -m tests.fakes.weather '{"upstream": ["127.0.0.1", 10002], "seed": 1, "parties": {...}}'
 
 Rules kept here:
 
@@ -10,7 +10,7 @@ Rules kept here:
 * A request that is held arrives whoever is gone by then: its caller loses the connection at once or after a
   while, and what was sent takes effect later, behind whatever was done meanwhile.
 * A request that was applied and whose connection was cut is what an HTTP library sends again by itself.
-* Only writes are held, dropped and repeated; reads are late or lose their connection.
+* Only writes are held.
 * Everything that is not simply passed on is written to a log, which a failure is read with.
 """
 
@@ -32,9 +32,10 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.acceptance.dualwriting_proxy import LIMIT, Message, ask, read_message
+from tests.fakes.fault_proxy import Answered, batch_error_answer, error_answer, wire_form
 
 _ROOT = Path(__file__).parents[2]
+_LIMIT = 8 * 1024 * 1024
 _ASKED_WITHIN_S = 30.0
 _TIMEOUT = re.compile(r"[?&]timeout=(\d+)")
 _WITHIN_BATCH = re.compile(rb"\r\n\r\n((?:POST|PUT|PATCH|MERGE|DELETE) [^\r\n]+) HTTP/1.1")
@@ -43,13 +44,16 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Weather:
-    """How often a write meets what: shares of all writes, the rest pass.
+    """How often a request meets what: shares of all requests, the rest pass. Times in seconds.
 
     Attributes:
         hold: it arrives late, and its caller is not answered.
-        drop: it never arrives.
+        drop: it never arrives, and its connection is cut.
         repeat: it is applied, and the connection is cut instead of an answer.
-        delay: it, or its answer, waits for a moment; also of reads.
+        delay: it, or its answer, waits for a moment.
+        busy: 503 ServerBusy, nothing is applied.
+        failed: 500 InternalError, nothing is applied.
+        timed_out: 408 without a code, nothing is applied.
         held_s: a write arrives this long after it was sent, or before, or never.
         delay_s: the longest moment.
     """
@@ -58,22 +62,49 @@ class Weather:
     drop: float = 0.0
     repeat: float = 0.0
     delay: float = 0.0
+    busy: float = 0.0
+    failed: float = 0.0
+    timed_out: float = 0.0
     held_s: float = 5.0
     delay_s: float = 0.4
 
     def draw(self, lot: random.Random, *, writes: bool) -> str:
         """Draw what one request meets, "" for nothing."""
         drawn = lot.random()
-        for what in ("hold", "drop", "repeat", "delay"):
+        for what in ("hold", "drop", "repeat", "delay", "busy", "failed", "timed_out"):
             drawn -= getattr(self, what)
             if drawn < 0:
-                if writes or what == "delay":
-                    return what
-                return "drop" if what == "drop" else ""
+                return what if writes or what != "hold" else ""
         return ""
 
 
 CALM = Weather()
+
+
+@dataclass
+class Message:
+    """One HTTP message as it came: head and body, byte for byte."""
+
+    first: str
+    headers: dict[str, str]
+    data: bytes
+
+
+async def _read_message(reader: asyncio.StreamReader) -> Message:
+    """Read one message. Raises asyncio.IncompleteReadError at the end of the stream."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    data = bytearray(head)
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        size = 1
+        while size:
+            line = await reader.readuntil(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            data += line + await reader.readexactly(size + 2)
+    else:
+        data += await reader.readexactly(int(headers.get("content-length", "0")))
+    return Message(first, headers, bytes(data))
 
 
 @dataclass
@@ -83,7 +114,7 @@ class _Party:
     port: int = 0
 
 
-class HoldingProxy:
+class WeatherProxy:
     """Passes requests on to `upstream`, each party's through its own weather."""
 
     def __init__(
@@ -107,7 +138,7 @@ class HoldingProxy:
             ) -> None:
                 await self._serve(party, reader, writer)
 
-            server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=LIMIT)
+            server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_LIMIT)
             self._servers.append(server)
             party.port = int(server.sockets[0].getsockname()[1])
         return {party.name: party.port for party in self._parties.values()}
@@ -137,9 +168,9 @@ class HoldingProxy:
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             while True:
-                asked = await read_message(reader)
+                asked = await _read_message(reader)
                 if upstream is None:
-                    upstream = await asyncio.open_connection(*self._upstream, limit=LIMIT)
+                    upstream = await asyncio.open_connection(*self._upstream, limit=_LIMIT)
                 if not await self._serve_one(party, asked, upstream, writer):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -177,13 +208,17 @@ class HoldingProxy:
                 await asyncio.sleep(self._lot.uniform(0, weather.delay_s))
             return False
         if meets == "repeat":
-            await ask(asked, upstream)
+            await _ask(asked, upstream)
             self._note(party, "applied, not answered", asked)
             return False
+        if meets in ("busy", "failed", "timed_out"):
+            writer.write(wire_form(_refusal(asked, meets)))
+            await writer.drain()
+            return True
         before = meets == "delay" and self._lot.random() < 0.5
         if before:
             await asyncio.sleep(self._lot.uniform(0, min(weather.delay_s, most)))
-        answered = await ask(asked, upstream)
+        answered = await _ask(asked, upstream)
         if meets == "delay" and not before:
             await asyncio.sleep(self._lot.uniform(0, weather.delay_s))
         writer.write(answered)
@@ -199,12 +234,12 @@ class HoldingProxy:
         self._note(party, f"held for {late:.2f} s", asked)
         try:
             await asyncio.sleep(late)
-            upstream = await asyncio.open_connection(*self._upstream, limit=LIMIT)
+            upstream = await asyncio.open_connection(*self._upstream, limit=_LIMIT)
             try:
                 if time.monotonic() > until:
                     self._note(party, "given up", asked)
                     return
-                answered = await ask(asked, upstream)
+                answered = await _ask(asked, upstream)
             finally:
                 upstream[1].transport.abort()
             status = answered.split(b"\r\n", 1)[0].decode("latin-1")
@@ -227,11 +262,31 @@ class HoldingProxy:
             log.write(line)
 
 
+async def _ask(asked: Message, upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """Pass a request on and return the answer."""
+    upstream[1].write(asked.data)
+    await upstream[1].drain()
+    answer = await _read_message(upstream[0])
+    while answer.first.split(" ")[1] == "100":
+        answer = await _read_message(upstream[0])
+    return answer.data
+
+
+def _refusal(asked: Message, meets: str) -> Answered:
+    if meets == "failed":
+        return error_answer(500, "InternalError")
+    if meets == "timed_out":
+        return error_answer(408)
+    if "$batch" in asked.first:
+        return batch_error_answer(503, "ServerBusy", 0)
+    return error_answer(503, "ServerBusy")
+
+
 # --- the process ------------------------------------------------------------------------------------------
 
 
-class LateProxy:
-    """The proxy of one life, as a process."""
+class WeatherProcess:
+    """The proxy as a process of its own."""
 
     def __init__(self, upstream: str, parties: Mapping[str, Weather], seed: int, log: Path) -> None:
         """Take Azurite's address (`http://127.0.0.1:PORT/...`) and each party's weather."""
@@ -263,7 +318,7 @@ class LateProxy:
         held: dict[str, int] = found["held"]
         return sum(held.values()) if party is None else held.get(party, 0)
 
-    def __enter__(self) -> LateProxy:
+    def __enter__(self) -> WeatherProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, self._words],
             cwd=_ROOT,
@@ -300,7 +355,7 @@ class LateProxy:
 
 async def _main(upstream: list[Any], parties: dict[str, Any], seed: int, log: str) -> None:
     weathers = {name: Weather(**weather) for name, weather in parties.items()}
-    proxy = HoldingProxy((upstream[0], upstream[1]), weathers, seed, Path(log))
+    proxy = WeatherProxy((upstream[0], upstream[1]), weathers, seed, Path(log))
     print(json.dumps(await proxy.start()), flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
