@@ -73,7 +73,7 @@ class Authority(ABC):
     def is_new(self, draft: Draft, target: TargetKey) -> bool:
         """Tell whether the write puts a new row under a target key, by the authority's row as read."""
 
-    async def take_along(self, draft: Draft) -> None:  # noqa: B027 - replicas of the source are written after it
+    async def add_secondary_writes(self, draft: Draft) -> None:  # noqa: B027 - replicas of the source are written after it
         """Compute which secondary rows are written in the authority's transaction."""
 
     # --- what is the same -------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Authority(ABC):
         try:
             await side_by_side([self._extend(write, during), self.read_during(write, during)])
         except (ServiceError, RowRefused):
-            during.slow = True
+            during.needs_propagate = True
         mains = during.main_keys(write)
         for target, row in {**during.read, **write.replicas.read}.items():
             if target.table > 0 and row is not None and pointer_of(row) in mains:
@@ -134,13 +134,13 @@ class Authority(ABC):
     async def read(self, draft: Draft, places: Iterable[TargetKey]) -> None:
         """Read replica rows before the authority is written; a failed read makes the write slow."""
         if not await self._read(set(places) - draft.replicas.read.keys(), draft.replicas.read):
-            draft.slow = True
+            draft.needs_propagate = True
 
-    async def read_late(self, write: Prepared, during: During, places: Iterable[TargetKey]) -> None:
+    async def read_during_write(self, write: Prepared, during: During, places: Iterable[TargetKey]) -> None:
         """Read replica rows while the authority is written; a failed read makes the write slow."""
         missing = set(places) - write.replicas.read.keys() - during.read.keys()
         if not await self._read(missing, during.read):
-            during.slow = True
+            during.needs_propagate = True
 
     async def _read(self, places: Collection[TargetKey], into: dict[TargetKey, Row | None]) -> bool:
         """Read replica rows into `into`; return whether all could be read."""
@@ -172,7 +172,7 @@ class Authority(ABC):
     async def find_forward(self, draft: Draft) -> None:
         draft.mapping.forward = await self.mapping.forward(draft.old_key)
 
-    async def note_owned(
+    async def add_owned(
         self, source_key: EntityKey, places: Collection[TargetKey], own: set[TargetKey]
     ) -> None:
         """Add to `own` the main target keys among `places` that belong to an old key."""
@@ -191,7 +191,7 @@ class Authority(ABC):
             RowRefused: the row has more target keys than the mapping can list, or as `claim_main`.
             Collision: a key belongs to another row.
         """
-        main, wanted = self.main_of(draft), self.to_list(draft)
+        main, wanted = self.main_of(draft), self.keys_to_list(draft)
         if not wanted <= draft.listed:
             self.mapping.rows.require_fits(draft.old_key, draft.listed | wanted)
         new = [
@@ -216,7 +216,7 @@ class Authority(ABC):
         for target in draft.expected:
             row = draft.replicas.read.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in self.own_mains(draft):
-                if not await self._leaves(draft, pointer_of(row)):
+                if not await self._is_deleted_by_call(draft, pointer_of(row)):
                     await self.replicas.yield_or_collide(draft.old_key, target, row)
                 draft.replicas.own.add(target)
 
@@ -229,15 +229,15 @@ class Authority(ABC):
         """
         await self.reservations.release(request, moved)
 
-    async def _leaves(self, draft: Draft, main: EntityKey) -> bool:
+    async def _is_deleted_by_call(self, draft: Draft, main: EntityKey) -> bool:
         """Tell whether the same call deletes the row under a main target key."""
-        leaves = (TARGET, main) in draft.leaving
-        if draft.leaving and not leaves:
-            leaves = (SOURCE, await self.replicas.owner_of(main)) in draft.leaving
+        leaves = (TARGET, main) in draft.deleted_by_call
+        if draft.deleted_by_call and not leaves:
+            leaves = (SOURCE, await self.replicas.owner_of(main)) in draft.deleted_by_call
         draft.pending.moves = draft.pending.moves or leaves
         return leaves
 
-    def given_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
+    def rows_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
         """Return the replicas' rows that follow from the authority's row as read; empty if the mapping
         refuses that row. `source_row`: the source row as read, where the source is a replica."""
         try:
@@ -245,7 +245,7 @@ class Authority(ABC):
         except RowRefused:
             return {}
 
-    def to_list(self, write: Draft | Prepared) -> set[TargetKey]:
+    def keys_to_list(self, write: Draft | Prepared) -> set[TargetKey]:
         """Return the target keys that the forward row must list for this write."""
         main = self.main_of(write)
         mains = set[TargetKey]() if main is None else {TargetKey(0, *main)}
@@ -261,7 +261,7 @@ class Authority(ABC):
     def passes_on(self, draft: Draft) -> bool:
         """Tell whether the same call deletes the row of the main target key's owner."""
         # The claim stays with the row that is there until both rows are written; propagate passes it on then.
-        passes = (SOURCE, draft.mapping.owner) in draft.leaving
+        passes = (SOURCE, draft.mapping.owner) in draft.deleted_by_call
         draft.pending.moves = draft.pending.moves or passes
         return passes
 
@@ -278,12 +278,12 @@ class Authority(ABC):
     async def _extend(self, write: Prepared, during: During) -> None:
         """List the write's target keys in the forward row."""
         # No row may exist under a key before both of its mapping rows are durable.
-        missing = self.to_list(write) - targets_of(write.forward)
+        missing = self.keys_to_list(write) - targets_of(write.forward)
         if not missing:
             return
         after = await self.mapping.extend(write.old_key, write.forward, missing)
         during.forward = after or await self.mapping.forward(write.old_key)
-        during.slow = during.slow or not missing <= targets_of(during.forward)
+        during.needs_propagate = during.needs_propagate or not missing <= targets_of(during.forward)
 
 
 def index_places(places: Iterable[TargetKey]) -> set[TargetKey]:

@@ -17,7 +17,7 @@ from rekey.errors import RekeyError
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
-from rekey.protocol.operations import may_travel
+from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
 from rekey.tables.allowance import while_allowed
@@ -38,12 +38,12 @@ class Leftover:
     permit: Permit
     # The side that was the authority then.
     authority: Side
-    # Whether the authority has answered; if not, the first attempt waits for `travels_s`.
+    # Whether the authority has answered; if not, the first attempt waits for `in_flight_s`.
     decided: bool
     # For how many more seconds a request for it may take effect; its intent stays that long.
-    travels_s: float
-    # The key is settled; only its intent is retained for `travels_s`.
-    lingers: bool = False
+    in_flight_s: float
+    # The key is settled; only its intent is retained for `in_flight_s`.
+    only_intent_left: bool = False
     attempts: int = 0
     task: asyncio.Task[None] = field(init=False)
     # Whether an attempt is running.
@@ -113,7 +113,7 @@ class Finisher:
     def keep(
         self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
     ) -> None:
-        """Keep a leftover and retry it in the background; beyond `MAX_KEPT` it is only counted.
+        """Record an unsettled key and retry it in the background; beyond `MAX_KEPT` it is only counted.
 
         Args:
             decides: the authority.
@@ -141,7 +141,7 @@ class Finisher:
                     return
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
-            still_open = may_travel(error)
+            still_open = may_take_effect(error)
         self.keep(intent, permit, decides, still_open=still_open, decided=True)
 
     def _forget(self, left: Leftover) -> None:
@@ -161,11 +161,11 @@ class Finisher:
         # Only for the work that is running now: under steady load there is always more of the new epoch.
         await self.wait()
         kept = await self._interrupt()
-        due = [left for left in kept if not left.lingers]
-        if any(left.travels_s for left in due):
+        due = [left for left in kept if not left.only_intent_left]
+        if any(left.in_flight_s for left in due):
             await self.client.wait_out()
             for left in due:
-                left.travels_s = 0.0
+                left.in_flight_s = 0.0
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
         now = self.client.current()
         for left in kept:
@@ -179,7 +179,7 @@ class Finisher:
     async def close(self) -> None:
         """Settle, and forget all leftovers: the intents of unsettled ones stay in the journal."""
         await self.wait()
-        kept = [left for left in await self._interrupt() if not left.travels_s]
+        kept = [left for left in await self._interrupt() if not left.in_flight_s]
         await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
         self._kept = {}
 
@@ -211,21 +211,21 @@ class Finisher:
                 self._keep(flow, pending.intents, still_open=still_open, decided=True)
             raise
         done: list[IntentRef] = []
-        lingering: list[IntentRef] = []
+        retained: list[IntentRef] = []
         for number in numbers:
             pending = flow.requests[number].pending
             if _is_settled(flow, number):
-                (lingering if pending.keep_intent else done).extend(pending.intents)
+                (retained if pending.keep_intent else done).extend(pending.intents)
             else:
                 self._keep(flow, pending.intents, still_open=_is_ambiguous(flow, number), decided=True)
-        for intent in lingering:  # first: the steps below may fail or be cut off
+        for intent in retained:  # first: the steps below may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
-                decided=False, travels_s=self.client.longest_operation_s, lingers=True,
+                decided=False, in_flight_s=self.client.longest_operation_s, only_intent_left=True,
             )  # fmt: skip
             self._add(left)
         await self._end(flow, done)
-        for intent in lingering:
+        for intent in retained:
             # Marked as settled, and removed once no unfinished write can look for it.
             with suppress(RekeyError):  # without the mark it is settled again before it is removed
                 await self.client.journal.keep(intent.id, "*")
@@ -282,14 +282,14 @@ class Finisher:
 
     async def _keep_trying(self, left: Leftover) -> None:
         if not left.decided:
-            await self._pause(left, left.travels_s)
+            await self._pause(left, left.in_flight_s)
         while left in self._kept and not left.ends:
             await self._pause(left, PAUSES[min(left.attempts, len(PAUSES) - 1)])
             await self._try(left)
 
     async def _pause(self, left: Leftover, seconds: float) -> None:
         await self.client.sleep(seconds)
-        left.travels_s = max(0.0, left.travels_s - seconds)
+        left.in_flight_s = max(0.0, left.in_flight_s - seconds)
 
     async def _try(self, left: Leftover) -> None:
         """Try a leftover once; forget it when it is settled, or when another side may be the authority."""
@@ -318,14 +318,14 @@ class Finisher:
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
-                        left.travels_s = self.client.late_s
-                    if not left.travels_s:
+                        left.in_flight_s = self.client.late_s
+                    if not left.in_flight_s:
                         await self.client.journal.end([intent.id])
                         self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
-            if may_travel(error):
-                left.travels_s = self.client.late_s
+            if may_take_effect(error):
+                left.in_flight_s = self.client.late_s
         finally:
             left.trying = False
 

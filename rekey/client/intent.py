@@ -67,7 +67,12 @@ def requests_of(operations: Sequence[Operation], journal: Journal, *, copied: bo
             raise
         requests.append(
             Request(
-                index, stored, operation.key, journal.word(), foreseen=is_foreseen, reads_before=not copied
+                index,
+                stored,
+                operation.key,
+                journal.write_id(),
+                foreseen=is_foreseen,
+                reads_before=not copied,
             )
         )
     return requests
@@ -118,13 +123,13 @@ async def _for_each(
 
 
 def _drafts(flow: Flow) -> list[Draft]:
-    return [Draft(request, slow=not request.foreseen) for request in flow.requests]
+    return [Draft(request, needs_propagate=not request.foreseen) for request in flow.requests]
 
 
 def _note_leaving(drafts: Sequence[Draft], rows: Sequence[tuple[Side, EntityKey]]) -> None:
     """Record for each operation which rows the others of the call delete. `rows`: theirs, in order."""
     for draft in drafts:
-        draft.leaving = frozenset(
+        draft.deleted_by_call = frozenset(
             row
             for other, row in zip(drafts, rows, strict=True)
             if other is not draft and other.operation.verb is Verb.DELETE
@@ -151,7 +156,7 @@ class SameView(Flow):
         return _prepared(drafts)
 
     def raced(self, error: RekeyError, writes: list[Prepared], failed: Prepared, sent: Operation) -> bool:
-        if any(sent is operation for _, operation in failed.along):
+        if any(sent is operation for _, operation in failed.secondary_writes):
             return isinstance(error, _LOST_RACES)
         if error.index is None and len(writes) > 1:
             # The service did not say which operation failed: it may be one whose condition is ours.
@@ -251,7 +256,7 @@ class CrossView(Flow):
             draft.sent = [Operation(Verb.DELETE, draft.before, etag_of(draft.before))]
             draft.authority_key = key_of(draft.before)
         if draft.sent:
-            await self.authority.take_along(draft)
+            await self.authority.add_secondary_writes(draft)
         return True
 
 
@@ -290,7 +295,7 @@ class NewViewFirst(CrossView):
 
     async def carry_over(self, draft: Draft, after: Row) -> None:
         if draft.before is not None and draft.replicas.read.get(TargetKey(0, *draft.key)) is None:
-            if (SOURCE, draft.old_key) not in draft.leaving:
+            if (SOURCE, draft.old_key) not in draft.deleted_by_call:
                 raise self.authority.key_taken(draft.key)
             draft.pending.moves = True
         try:

@@ -21,7 +21,7 @@ from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.protocol.operations import may_travel
+from rekey.protocol.operations import may_take_effect
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.rules import FROZEN
 from rekey.tables.base import SIGNED_S
@@ -84,7 +84,7 @@ class RunningOperations:
 
     def failed(self, permit: Permit, error: BaseException) -> None:
         """Record a write that ended with an error, if it may have been applied or may yet be."""
-        if not may_travel(error):
+        if not may_take_effect(error):
             return
         self.open_until = max(permit.until, self.open_until)
         # Such a write has no intent, so nothing would find it after an acknowledged `dual_write`: it counts
@@ -221,7 +221,7 @@ class ClientLease:
             raise self._held_up()
 
     def in_time(self, permit: Permit) -> bool:
-        """Tell whether the runner cannot have given up an operation under this permit yet."""
+        """Tell whether the time allowed for an operation under this permit is not over."""
         return self.monotonic() < permit.until
 
     async def reread(self) -> Permit:
@@ -269,7 +269,7 @@ class ClientLease:
             await asyncio.wait(self._tasks.values())
         if not await self._note("settle", self._end()):
             _log.warning(
-                "the row of client %s of %s stays behind; it ends by itself",
+                "the row of client %s of %s could not be deleted; it expires",
                 self.client_id,
                 self.facts.script_id,
                 extra={"event": "client-row-left"},

@@ -85,7 +85,7 @@ class ClientParts:
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
     async def wait_out(self) -> None:
-        """Wait until no unanswered request that was sent so far can take effect any more."""
+        """Wait until no unanswered request sent so far can still take effect."""
         await self.sleep(self.late_s)
 
     def current(self) -> Permit | None:

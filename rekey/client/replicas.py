@@ -12,7 +12,7 @@ from rekey.client.steps import Decided, Followed, Request, State, targets_of
 from rekey.errors import CredentialRefused, ServiceError
 from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
-from rekey.protocol.operations import may_travel
+from rekey.protocol.operations import may_take_effect
 from rekey.protocol.replicas import Seen, Writes, lacks_main, same_content, transactions
 from rekey.protocol.replicas import follow as following_writes
 from rekey.tables.base import Verb
@@ -33,7 +33,7 @@ async def follow(flow: Flow) -> None:
 
 async def _follow(flow: Flow, number: int, moves: bool) -> None:
     decided = flow.decided[number]
-    slow = moves or decided.during.slow
+    needs_propagate = moves or decided.during.needs_propagate
     if decided.source_key is None:
         # Another client may have claimed the deleted row's key and created it after the owner was read.
         try:
@@ -44,15 +44,15 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
         if owner is None:  # a row without an owner has no replicas
             flow.followed[number] = Followed(decided, State.SETTLED)
             return
-        decided, slow = replace(decided, source_key=owner), True
+        decided, needs_propagate = replace(decided, source_key=owner), True
     pending = decided.pending
     pending.keep_intent = pending.keep_intent or _met_another(decided)
     if pending.moves:  # a claim that passes on stays reserved until propagate has passed it on
-        await _write_replicas(flow, number, decided, slow)
+        await _write_replicas(flow, number, decided, needs_propagate)
         await _release(flow, decided.write.request, decided, flow.followed[number].state)
     else:
         release_keys = _release(flow, decided.write.request, decided)
-        await side_by_side([release_keys, _write_replicas(flow, number, decided, slow)])
+        await side_by_side([release_keys, _write_replicas(flow, number, decided, needs_propagate)])
 
 
 async def _owner_now(flow: Flow, decided: Decided) -> EntityKey | None:
@@ -84,10 +84,10 @@ async def _release(
         flow.client.counters.replica_failures += 1  # the reservation expires
 
 
-async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool) -> None:
+async def _write_replicas(flow: Flow, number: int, decided: Decided, needs_propagate: bool) -> None:
     pending = decided.pending
     try:
-        followed = None if slow else await _write_conditionally(flow, decided)
+        followed = None if needs_propagate else await _write_conditionally(flow, decided)
         if followed is not None:
             flow.client.counters.fast += 1
         else:
@@ -103,7 +103,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     write, during, pending = decided.write, decided.during, decided.pending
     if write.replicas.expected is None:
         return None
-    beside = {place for place, _ in write.along}
+    beside = {place for place, _ in write.secondary_writes}
     expected = {place: row for place, row in write.expected.items() if place not in beside}
     before_write, during_write = (
         {place: row for place, row in rows.items() if place not in beside}
@@ -121,7 +121,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
         try:
             outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
-            pending.ambiguous = pending.ambiguous or may_travel(error)
+            pending.ambiguous = pending.ambiguous or may_take_effect(error)
             raise
         for (place, _), etag in zip(group, etags, strict=True):
             if place == write.place:
@@ -140,7 +140,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     outcomes = await side_by_side(write_group(group) for group in groups)
     # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
     # stays until the request is over.
-    pending.ambiguous = pending.ambiguous or Outcome.OPEN in outcomes
+    pending.ambiguous = pending.ambiguous or Outcome.UNKNOWN in outcomes
     if not all(outcomes):
         return None
     return Followed(decided, State.WRITTEN, reread or bool(unread))
@@ -176,5 +176,5 @@ def unsettled(flow: Flow, decided: Decided, error: Exception) -> Followed:
                 refusal.hint,
                 extra={"event": "replicas-behind"},
             )
-    decided.pending.ambiguous = decided.pending.ambiguous or may_travel(error)
+    decided.pending.ambiguous = decided.pending.ambiguous or may_take_effect(error)
     return Followed(decided, State.UNSETTLED)

@@ -92,7 +92,7 @@ class Reservations:
 
     def reservation(self, request: Request, key: EntityKey, present: Reservation | None) -> Reservation:
         """Return a write's reservation for `key`, merged with `present`, the mapping row's own."""
-        own = Reservation(key, frozenset({request.word}), self._takes_effect_s)
+        own = Reservation(key, frozenset({request.write_id}), self._takes_effect_s)
         if present is None or present.key != key:
             return own
         writers = present.writers | own.writers
@@ -128,7 +128,7 @@ class Reservations:
         owner: Owner | None = request.pending.reserved.pop(target)
         for _ in range(RELEASES):
             reserved = None if owner is None else owner.reserved
-            if owner is None or reserved is None or request.word not in reserved.writers:
+            if owner is None or reserved is None or request.write_id not in reserved.writers:
                 return
             source_key = owner.source
             if source_key != reserved.key and moved is not None:
@@ -136,7 +136,7 @@ class Reservations:
                     return  # the row may exist, and the claim has not passed on to it
                 if target.table > 0:  # propagate passes on main keys only
                     source_key = reserved.key
-            released = await self._mapping.take(source_key, target, owner, reserved.without(request.word))
+            released = await self._mapping.take(source_key, target, owner, reserved.without(request.write_id))
             if released is not None:
                 if target.table == 0:
                     remember(self._owners, target.key, released)
@@ -145,11 +145,11 @@ class Reservations:
 
     async def _is_deleted_with(self, draft: Draft, source_key: EntityKey) -> bool:
         deleted = source_key != draft.old_key and (
-            (SOURCE, source_key) in draft.leaving
+            (SOURCE, source_key) in draft.deleted_by_call
             or any(
                 [
                     await self._replicas.is_owner(source_key, key)
-                    for side, key in draft.leaving
+                    for side, key in draft.deleted_by_call
                     if side == TARGET and key
                 ]
             )

@@ -23,7 +23,7 @@ from rekey.declaration.migration import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.mapping.rows import pointer_of
 from rekey.protocol.effects import in_turns, side_by_side
-from rekey.protocol.operations import may_travel
+from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import (
     SECONDARY_ROW,
@@ -115,19 +115,19 @@ class Writer:
                 requests = requests_of(operations, client.journal, copied=permit.copied)
                 etags = await self._dual(kind(requests, client, side, permit, deadline))
         if not client.permits.in_time(permit):
-            await self.announce_late(operations, permit)
+            await self.announce_again(operations, permit)
         client.counters.writes += len(operations)
         return etags
 
-    async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+    async def announce_again(self, operations: Sequence[Operation], permit: Permit) -> None:
         """Write intents again for a write that was answered after its permit had expired.
 
         Raises:
             ServiceError: unknown outcome: the migration has moved on, or it is unknown whether it has.
         """
-        # A write held up so long may have been given up: its intents are settled or gone, and the authority
-        # may have moved. So its keys are announced in the current epoch, and only if that is still the
-        # write's own does the caller learn that it was done.
+        # Other processes may have settled and removed the intents of a write that took so long, and the
+        # authority may have moved. So its keys are announced again, in the current epoch; the write is
+        # reported as done only if that is still its own epoch.
         client = self.client
         try:
             now = await client.permits.reread()
@@ -172,7 +172,7 @@ class Writer:
             etags = await send_alone(table, operations, client.wait_out)
         except BaseException as error:
             for intent in intents:
-                is_open = may_travel(error)
+                is_open = may_take_effect(error)
                 self.finisher.keep(intent, permit, TARGET, still_open=is_open, decided=not is_open)
             raise
         await in_turns(

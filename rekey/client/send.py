@@ -13,7 +13,7 @@ from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavai
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.operations import CREATES, is_conditional, may_travel
+from rekey.protocol.operations import CREATES, is_conditional, may_take_effect
 from rekey.protocol.propagate import version_of
 from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, TARGET
@@ -51,7 +51,9 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
     RekeyError, for the caller: `flow.sent` tells whether the write may have been applied."""
     pairs = [(write, operation) for write in writes for operation in write.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
-    pairs = _once_a_row(pairs + [(write, operation) for write in writes for _, operation in write.along])
+    pairs = _once_a_row(
+        pairs + [(write, operation) for write in writes for _, operation in write.secondary_writes]
+    )
     operations = [operation for _, operation in pairs]
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise rejected(
@@ -142,7 +144,7 @@ def _is_free(requested: Sequence[Operation]) -> bool:
 
 def is_ambiguous(error: BaseException) -> bool:
     """Tell whether a write that ended with this error may have been applied, or may yet be."""
-    return may_travel(error) and not (isinstance(error, Unavailable) and not may_be_applied(error))
+    return may_take_effect(error) and not (isinstance(error, Unavailable) and not may_be_applied(error))
 
 
 async def settled(
@@ -228,7 +230,7 @@ def outcome_unknown(reason: str) -> Ambiguous:
 def _unanswered(error: RekeyError) -> Ambiguous:
     code = error.code if isinstance(error, ServiceError) else ""
     return outcome_unknown(
-        "the write was sent and not answered, and what is there now does not tell whether it was applied"
+        "the write was not answered, and the rows as they are now do not show whether it was applied"
         f" ({code or type(error).__name__})"
     )
 
@@ -283,7 +285,7 @@ async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | N
     replicas, expected = flow.authority.replicas, write.replicas.expected
     if expected is None or write.source_key is None:
         return Evidence.ALONE
-    beside = {place for place, _ in write.along}  # written with the authority
+    beside = {place for place, _ in write.secondary_writes}  # written with the authority
     # For a delete, reads during the write count too: another writer's delete would have removed the replica.
     is_delete = write.request.operation.verb is Verb.DELETE
     read = {**during.read, **write.replicas.read} if is_delete else write.replicas.read

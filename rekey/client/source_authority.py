@@ -47,7 +47,7 @@ class SourceAuthority(Authority):
         if main is not None:  # a plain merge may find no row, and must not have claimed a key for it
             reads.append(self.find_owner(draft, main, claims=operation.verb is not Verb.MERGE))
         elif operation.verb is Verb.DELETE:
-            reads.append(self.note_owned(draft.key, bare, draft.replicas.own))
+            reads.append(self.add_owned(draft.key, bare, draft.replicas.own))
         await side_by_side(reads)
         if operation.verb in MERGES:
             after = row_after(operation, draft.before)
@@ -61,12 +61,12 @@ class SourceAuthority(Authority):
         if exact:
             row_after(operation, draft.before)  # raises what the service would answer
             draft.sent = [as_sent(operation, draft.before)]
-        draft.replicas.previous = self.given_before(draft)
+        draft.replicas.previous = self.rows_before(draft)
         if operation.verb is not Verb.DELETE:
             await self.claim(draft)
 
     def is_new(self, draft: Draft, target: TargetKey) -> bool:
-        return target not in self.given_before(draft)
+        return target not in self.rows_before(draft)
 
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
         if 0 in self.mapper.shared and self.is_new(draft, target):
@@ -78,7 +78,7 @@ class SourceAuthority(Authority):
     async def read_during(self, write: Prepared, during: During) -> None:
         older = targets_of(write.forward) - write.expected.keys()
         await side_by_side(
-            [self.read_late(write, during, older), self.note_owned(write.old_key, older, during.own)]
+            [self.read_during_write(write, during, older), self.add_owned(write.old_key, older, during.own)]
         )
 
     def main_of(self, write: Draft | Prepared) -> EntityKey | None:
@@ -95,4 +95,4 @@ class SourceAuthority(Authority):
         # The service sets a new Timestamp, unknown until the write: propagate writes the rows that copy it.
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
         draft.replicas.expected = self.replicas.expected_of(draft.old_key, timed)
-        draft.slow = draft.slow or self.mapper.needs_timestamp
+        draft.needs_propagate = draft.needs_propagate or self.mapper.needs_timestamp

@@ -29,7 +29,7 @@ class IntentRef:
 
 @dataclass(slots=True)
 class Pending:
-    """What all attempts of one write have left in the journal, the mapping and the tables."""
+    """The intents, reservations and open requests that all attempts of one write have left."""
 
     intents: list[IntentRef] = field(default_factory=list)
     # Target keys that it has reserved, with their claims as written.
@@ -59,12 +59,12 @@ class Request:
     operation: Operation
     # The key it addresses, in the view.
     key: EntityKey
-    # Names this write in reservations, the same in all attempts.
-    word: str
-    # Whether it is known how the service stores its values; if not, propagate writes the replicas.
+    # Its id in reservations, the same in all attempts.
+    write_id: str
+    # Whether the stored form of its values is known; if not, propagate writes the replicas.
     foreseen: bool
-    # Read the authority's row before the write even if no step needs it: until the backfill is done nothing
-    # else tells how it was.
+    # Read the authority's row before the write even if no step needs it: until the backfill is done there may
+    # be no replica that shows its former content.
     reads_before: bool
     pending: Pending = field(default_factory=Pending)
 
@@ -100,7 +100,7 @@ class Draft:
 
     request: Request
     # Sides and keys of the rows that other operations of the same call delete.
-    leaving: frozenset[tuple[Side, EntityKey | None]] = frozenset()
+    deleted_by_call: frozenset[tuple[Side, EntityKey | None]] = frozenset()
     # The old key of the row, as soon as it is known.
     source_key: EntityKey | None = None
     # The row's key in the authority, after the write.
@@ -113,10 +113,10 @@ class Draft:
     replicas: ReplicaReads = field(default_factory=ReplicaReads)
     # The operations that are sent to the authority: the given one, or its equivalent there.
     sent: Sequence[Operation] = ()
-    # Places and operations of the secondary rows in the authority's transaction.
-    along: Writes = field(default_factory=list)
+    # Writes of secondary rows in the authority's transaction.
+    secondary_writes: Writes = field(default_factory=list)
     # Whether propagate has to write the replicas instead of conditional writes.
-    slow: bool = False
+    needs_propagate: bool = False
 
     @property
     def operation(self) -> Operation:
@@ -165,8 +165,8 @@ class Draft:
                 frozenset(self.replicas.own),
             ),
             tuple(self.sent),
-            tuple(self.along),
-            self.slow,
+            tuple(self.secondary_writes),
+            self.needs_propagate,
         )
 
 
@@ -196,8 +196,8 @@ class Prepared:
     forward: Forward | None
     replicas: ReplicaRows
     sent: tuple[Operation, ...]
-    along: tuple[tuple[TargetKey, Operation], ...]
-    slow: bool
+    secondary_writes: tuple[tuple[TargetKey, Operation], ...]
+    needs_propagate: bool
 
     @property
     def old_key(self) -> EntityKey:
@@ -225,7 +225,7 @@ class During:
     # The replicas' rows as they should be before the write, as far as known.
     previous: Rows
     # Whether propagate has to write the replicas.
-    slow: bool
+    needs_propagate: bool
 
     def main_keys(self, write: Prepared) -> set[EntityKey]:
         """Return all main target keys of the write's key, old and new."""
@@ -233,7 +233,9 @@ class During:
 
     @staticmethod
     def of(write: Prepared) -> During:
-        return During(write.forward, {}, set(write.replicas.own), write.replicas.previous, write.slow)
+        return During(
+            write.forward, {}, set(write.replicas.own), write.replicas.previous, write.needs_propagate
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class TargetAuthority(Authority):
             draft.source_key = owner = await self._holder_now(draft, owner)
             if self.mapper.co_located and owner is not None:
                 await self.find_forward(draft)
-                await self.take_along(draft)
+                await self.add_secondary_writes(draft)
         else:
             # The owner of the key is not known yet, but may have been seen before: then one round trip is
             # enough.
@@ -69,7 +69,7 @@ class TargetAuthority(Authority):
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):
             if named == old_key:
-                draft.slow = True  # the key is just passing on to this old key
+                draft.needs_propagate = True  # the key is just passing on to this old key
             elif before is not None and owner is not None:
                 raise RowRefused(
                     "not-reversible",
@@ -79,9 +79,9 @@ class TargetAuthority(Authority):
                     row_id=self.replicas.target_id(target.key),
                 )
             elif not shared:
-                await self.mapping.claim_main(old_key, target, self._keeps)
+                await self.mapping.claim_main(old_key, target, self._keeps_key)
         listed = self._reserve if self.mapper.content_derived and creates else self._list
-        reserves = [self.reservations.reserve(draft, target, self._keeps)] if shared else []
+        reserves = [self.reservations.reserve(draft, target, self._keeps_key)] if shared else []
         try:
             await side_by_side([*reserves, listed(draft, target)])
         except Collision:
@@ -92,9 +92,9 @@ class TargetAuthority(Authority):
             draft.mapping.outdated = True
 
     def is_new(self, draft: Draft, target: TargetKey) -> bool:
-        return target not in self.given_before(draft, draft.replicas.read.get(source_place(draft.old_key)))
+        return target not in self.rows_before(draft, draft.replicas.read.get(source_place(draft.old_key)))
 
-    async def take_along(self, draft: Draft) -> None:
+    async def add_secondary_writes(self, draft: Draft) -> None:
         if not self.mapper.co_located:
             return
         places = await self._read_secondary(draft, draft.sent[0].key.partition)
@@ -108,15 +108,15 @@ class TargetAuthority(Authority):
             if present is not None and pointer_of(present) in draft.main_keys:
                 draft.replicas.own.add(place)
             if wanted is not None and present is None:
-                draft.along.append((place, Operation(Verb.INSERT, wanted)))
+                draft.secondary_writes.append((place, Operation(Verb.INSERT, wanted)))
             elif present is not None and place in draft.replicas.own:
                 verb = Verb.DELETE if wanted is None else Verb.REPLACE
-                draft.along.append((place, Operation(verb, wanted or present, etag_of(present))))
+                draft.secondary_writes.append((place, Operation(verb, wanted or present, etag_of(present))))
 
     async def _read_secondary(self, draft: Draft, partition: str) -> set[TargetKey]:
         """Read the secondary rows of a key in a partition, before the authority is written; return where they
         are. Raises Unavailable."""
-        places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.given_before(draft)}
+        places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.rows_before(draft)}
         beside = self.mapper.co_located - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
         await self.read(draft, places)
@@ -132,18 +132,18 @@ class TargetAuthority(Authority):
         if write.source_key is None:
             return
         place, listed = source_place(write.source_key), targets_of(write.forward)
-        places = self.replica_places(write.source_key, listed) | index_places(self.to_list(write))
+        places = self.replica_places(write.source_key, listed) | index_places(self.keys_to_list(write))
         reads: list[Awaitable[None]] = []
         if write.request.operation.verb is Verb.DELETE:
-            places |= index_places(self.given_before(write))
+            places |= index_places(self.rows_before(write))
             if write.forward is None:
-                reads = [self._find_forward_late(write, during)]
-        await side_by_side([self.read_late(write, during, places), *reads])
+                reads = [self._find_forward_during(write, during)]
+        await side_by_side([self.read_during_write(write, during, places), *reads])
         during.own.add(place)
         source_row = write.replicas.read.get(place) or during.read.get(place)
-        during.previous = self.given_before(write, source_row)
+        during.previous = self.rows_before(write, source_row)
 
-    async def _find_forward_late(self, write: Prepared, during: During) -> None:
+    async def _find_forward_during(self, write: Prepared, during: During) -> None:
         during.forward = await self.mapping.forward(write.old_key)
 
     def main_of(self, write: Draft | Prepared) -> EntityKey | None:
@@ -188,7 +188,9 @@ class TargetAuthority(Authority):
         self.expect(draft, row)
         place = source_place(source_key)
         # The key of a row without its source row may be passing on, or have passed on meanwhile.
-        draft.slow = draft.slow or (verb not in CREATES and draft.replicas.read.get(place) is None)
+        draft.needs_propagate = draft.needs_propagate or (
+            verb not in CREATES and draft.replicas.read.get(place) is None
+        )
         draft.replicas.own.add(place)
         if self.mapper.co_located:
             await self._read_secondary(draft, draft.key.partition)
@@ -204,11 +206,11 @@ class TargetAuthority(Authority):
                 rows = await self.replicas.read(_others(draft, draft.listed))
             for target, other in rows.items():
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
-                    if (TARGET, target.key) not in draft.leaving:
+                    if (TARGET, target.key) not in draft.deleted_by_call:
                         raise self.key_taken(draft.key)
                     draft.pending.moves = True
         await self.claim(draft)
-        await self.take_along(draft)
+        await self.add_secondary_writes(draft)
 
     def _reads_for(self, draft: Draft, source_key: EntityKey) -> list[Awaitable[object]]:
         """Return the reads of the mapping and replica rows of an old key."""
@@ -244,13 +246,16 @@ class TargetAuthority(Authority):
         for _ in range(MAX_ROUNDS):
             if self._listed_first(draft, target) <= draft.listed:
                 return
-            after = await self.mapping.extend(draft.old_key, draft.mapping.forward, self.to_list(draft))
+            after = await self.mapping.extend(draft.old_key, draft.mapping.forward, self.keys_to_list(draft))
             draft.mapping.forward = after or await self.mapping.forward(draft.old_key)
         raise self.replicas.too_busy(draft.old_key)
 
     def _listed_first(self, draft: Draft, target: TargetKey) -> set[TargetKey]:
         """Return what must be listed before the authority is written: the keys in its table."""
-        return {target, *(place for place in self.to_list(draft) if place.table in self.mapper.co_located)}
+        return {
+            target,
+            *(place for place in self.keys_to_list(draft) if place.table in self.mapper.co_located),
+        }
 
     # --- reservations in the forward row ----------------------------------------------------------------
 
@@ -271,9 +276,9 @@ class TargetAuthority(Authority):
         left = forward or await self.mapping.forward(source_key)
         for _ in range(RELEASES):
             reserved = None if left is None else left.reserved
-            if left is None or reserved is None or request.word not in reserved.writers:
+            if left is None or reserved is None or request.write_id not in reserved.writers:
                 break
-            after = await self.mapping.reserve(source_key, left, (), reserved.without(request.word))
+            after = await self.mapping.reserve(source_key, left, (), reserved.without(request.write_id))
             left = after or await self.mapping.forward(source_key)
         if request.operation.verb is Verb.DELETE and left is not None:
             remember(self._forwards, source_key, left)
@@ -321,10 +326,10 @@ class TargetAuthority(Authority):
         # looked for: no other write began to create one in between, and none begins while the reservation
         # lasts. It is released when the authority has answered; after an unknown outcome it expires. Every
         # other write is conditional on its row being there.
-        forward, word = draft.mapping.forward, draft.request.word
+        forward, write_id = draft.mapping.forward, draft.request.write_id
         reserved = None if forward is None else forward.reserved
         own = reserved if reserved is not None and reserved.key == target.key else None
-        if own is not None and word in own.writers and self._listed_first(draft, target) <= draft.listed:
+        if own is not None and write_id in own.writers and self._listed_first(draft, target) <= draft.listed:
             return
         if reserved is not None and own is None and not self._is_over(draft, reserved):
             raise Unavailable(
@@ -335,7 +340,7 @@ class TargetAuthority(Authority):
                 hint="repeat the operation; a write that was cut off is over after its longest time",
             )
         written = await self._write_forward(
-            draft, forward, self.to_list(draft), self._forward_reservation(draft, own)
+            draft, forward, self.keys_to_list(draft), self._forward_reservation(draft, own)
         )
         draft.mapping.forward, draft.mapping.outdated = written or forward, written is None
 
@@ -343,7 +348,7 @@ class TargetAuthority(Authority):
         """Tell whether no other write of a reservation can take effect: only this write holds it, or it was
         seen unchanged for so long that even a delayed request has been applied or never will be."""
         at = self.mapping.rows.forward_key(draft.old_key)
-        return reserved.writers <= {draft.request.word} or self.mapping.is_over(at, reserved)
+        return reserved.writers <= {draft.request.write_id} or self.mapping.is_over(at, reserved)
 
     async def _holder_now(
         self, draft: Draft, owner: EntityKey | None, unless: EntityKey | None = None
@@ -355,7 +360,7 @@ class TargetAuthority(Authority):
             return owner
         return await self.reverse.holder(draft.before)
 
-    async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
+    async def _keeps_key(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it, because its row exists. If not, propagate the
         owner first, which removes its source row."""
         if await self.table.get(target.key) is not None:

@@ -28,7 +28,7 @@ _BURST_SECONDS = 0.1
 # The part of a rate that is used: rows read are counted only when they have arrived, and a refused request
 # waits longer than this costs.
 _SHARE = 0.98
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _MOST_LANES = 4096
 _RateOf = Callable[[], float | None]
 _SINGLE = frozenset({RequestKind.READ, RequestKind.WRITE, RequestKind.DELETE})
@@ -149,7 +149,7 @@ class Throttle:
     def poll(self) -> Rates:
         """Return the rates that apply now; polls `steering` if that was not done for half a second."""
         now = self.clock.ticks()
-        due = self._polled_at is None or now - self._polled_at >= _LOOK_SECONDS * TICKS_PER_SECOND
+        due = self._polled_at is None or now - self._polled_at >= _POLL_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
             self._polled_at = now
             self.rates = self.steering(self.configured)
@@ -158,7 +158,7 @@ class Throttle:
     async def open(self) -> None:
         """Wait while the operator has paused the work, unless it is to stop. Sent requests are finished."""
         while self.poll().paused and not self.stopping():
-            await self.clock.sleep(_LOOK_SECONDS)
+            await self.clock.sleep(_POLL_SECONDS)
 
     def count(self, entities: int, partition: Hashable) -> None:
         """Count rows that were read of a partition: how many a page has is known when it has arrived."""

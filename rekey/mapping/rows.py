@@ -73,7 +73,7 @@ class Reservation(NamedTuple):
     # In a forward row, the main target key that the row is created under; in a reverse row, the source key
     # whose row is created under the target key.
     key: EntityKey
-    # The words (`Journal.word`) of the writes that are creating it.
+    # The ids (`Journal.write_id`) of the writes that are creating it.
     writers: frozenset[str]
     # How long after the mapping row was last written any of them may still take effect.
     seconds: float

@@ -235,7 +235,7 @@ class ControlStore:
                 if there is not None:
                     return there
                 raise Refused(
-                    f"the group {self.group} is in `{other.phase}`: {self.script_id} cannot join it any more",
+                    f"the group {self.group} is in `{other.phase}`: {self.script_id} can no longer join it",
                     kept="Nothing was written.",
                     hint=f"name another group in the script, or none; or first `rekey rollback --group"
                     f" {self.group}`",
@@ -279,7 +279,7 @@ class ControlStore:
             # nothing was verified for.
             elif strange := sorted(self.moves ^ {row.script_id for row in rows}):
                 raise Moved(
-                    f"the group {self.group} is not what this command was begun with: {', '.join(strange)}",
+                    f"the group {self.group} changed since this command began: {', '.join(strange)}",
                     kept="Nothing was changed.",
                     hint=f"`rekey status --group {self.group}`, then the same command again; `rekey rollback"
                     f" {strange[0]} --to source --drop-targets` takes a script out of the group",

@@ -21,7 +21,7 @@ class Outcome(Enum):
     # Its condition did not hold: nothing was written.
     STALE = "stale"
     # Unknown: the write was applied, or was not, or may yet be. Never treated as one of the others.
-    OPEN = "open"
+    UNKNOWN = "open"
 
     def __bool__(self) -> bool:
         return self is Outcome.DONE
@@ -57,11 +57,11 @@ async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tupl
     except (RowExists, RowMissing, ConditionFailed):
         outcome = Outcome.STALE
     except Ambiguous:
-        outcome = Outcome.OPEN
+        outcome = Outcome.UNKNOWN
     except Unavailable as error:
         if not may_be_applied(error):
             raise
-        outcome = Outcome.OPEN
+        outcome = Outcome.UNKNOWN
     return outcome, [None] * len(operations)
 
 

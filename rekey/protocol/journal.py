@@ -91,8 +91,8 @@ class Journal:
     token: str = field(default_factory=lambda: secrets.token_hex(4))
     _numbers: Iterator[int] = field(default_factory=lambda: count(1), init=False)
 
-    def word(self) -> str:
-        """Return the word of one write: an id that no other write has."""
+    def write_id(self) -> str:
+        """Return an id that no other write has."""
         return f"{self.token}-{next(self._numbers)}"
 
     async def begin(

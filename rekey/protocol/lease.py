@@ -33,13 +33,13 @@ ATTEMPTS = 5
 _PROCESS = secrets.token_hex(8)
 
 
-def _be_another() -> None:
+def _new_process_token() -> None:
     global _PROCESS
     _PROCESS = secrets.token_hex(8)
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_be_another)
+    os.register_at_fork(after_in_child=_new_process_token)
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class RunnerLease:
             raise Locked(
                 f"this runner lost its lease on {self.script_id}: {self._reason}",
                 kept="everything up to the last checkpoint",
-                hint="see that no other runner is at work, then run the same command again",
+                hint="make sure that no other runner is running, then run the same command again",
             )
 
     async def acquire(self) -> None:
@@ -243,7 +243,7 @@ class RunnerLease:
         except ServiceError as error:
             # the only consequence: a runner on another machine has to wait
             _log.warning(
-                "the runner lease on %s could not be given back (%s); it ends by itself in %d s",
+                "the runner lease on %s could not be released (%s); it expires in %d s",
                 self.script_id,
                 error.code or type(error).__name__,
                 DURATION_S + SAFETY_S,

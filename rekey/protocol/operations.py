@@ -98,6 +98,6 @@ def is_lost_race(error: RekeyError, requested: Operation, sent: Operation) -> bo
     return raced and sent is not requested and not is_conditional(requested)
 
 
-def may_travel(error: BaseException) -> bool:
+def may_take_effect(error: BaseException) -> bool:
     """Tell whether a request that ended with this error may have been applied, or may yet be."""
     return not isinstance(error, NOT_APPLIED)

@@ -86,7 +86,7 @@ class Tally:
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
         self.counts[operation.verb] += bool(outcome)
-        self.open = self.open or outcome is Outcome.OPEN
+        self.open = self.open or outcome is Outcome.UNKNOWN
 
     async def result(self) -> Propagated:
         """End the announcement and return what was done."""
@@ -171,11 +171,11 @@ class Propagator:
                 return set()
             listed = forward.targets if forward else frozenset[TargetKey]()
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
-            found = await self._read_replicas(source_key, listed)
+            current = await self._read_replicas(source_key, listed)
             if self.mapper.co_located and not await self._is_listed_as(source_key, forward):
                 continue
             authority = await self._authority(source_key)
-            expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
+            expected = self.expected_of(source_key, authority, current.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed, authority)
             try:
                 if unlisted:
@@ -183,14 +183,14 @@ class Propagator:
                     # before the authority.
                     await self._claim(source_key, forward, unlisted, tally)
                     continue
-                found = await self._owned(source_key, expected, found, listed, tally, room_for)
+                current = await self._owned(source_key, expected, current, listed, tally, room_for)
             except Collision:
                 # The row may be gone since it was read, and its key another row's.
                 if version_of(await self._authority(source_key)) == version_of(authority):
                     raise
                 continue
-            main = self._main_of(expected, found, authority)
-            writes = difference(expected, found, self.ignoring)
+            main = self._main_of(expected, current, authority)
+            writes = difference(expected, current, self.ignoring)
             writes += await self._left_by_formers(source_key, writes, listed)
             writes = with_main(writes, main, self.mapper.co_located)
             if room_for:
@@ -258,12 +258,12 @@ class Propagator:
             if not tally.open:
                 raise
             # Even if this write certainly failed, another one's outcome is unknown, and the caller must know.
-            raise Ambiguous("a replica's write may yet happen", code=error.code) from error
+            raise Ambiguous("the outcome of a write to a replica is unknown", code=error.code) from error
 
     def too_busy(self, source_key: EntityKey) -> Unavailable:
         return Unavailable(
             f"row {self.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to propagate it",
-            hint="run the same command again when the row is less busy",
+            hint="run the same command again when the row changes less often",
         )
 
     async def is_owner(self, source_key: EntityKey, target_key: EntityKey) -> bool:
@@ -275,19 +275,19 @@ class Propagator:
         owner = await self.mapping.owner(target_key)
         return None if owner is None else owner.source
 
-    async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, found: Row) -> None:
-        """Raise Collision when the index row `found`, in our row's place, belongs to a source row that still
+    async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, index_row: Row) -> None:
+        """Raise Collision when `index_row`, found in our row's place, belongs to a source row that still
         maps there; otherwise it is a leftover of another main row and may be replaced."""
-        owner = await self.owner_of(pointer_of(found))
+        owner = await self.owner_of(pointer_of(index_row))
         if owner is not None and owner != source_key and await self.still_owns(owner, target):
             raise self.mapping.collision(target, owner, source_key)
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
 
-    def _main_of(self, expected: Rows, found: Rows, _authority: Row | None) -> Row | None:
+    def _main_of(self, expected: Rows, current: Rows, _authority: Row | None) -> Row | None:
         """Return the main target row as it was read; None if there is none, or another one is expected."""
-        return next((row for place, row in found.items() if place.table == 0 and place in expected), None)
+        return next((row for place, row in current.items() if place.table == 0 and place in expected), None)
 
     async def _is_last(self, source_key: EntityKey, writes: Writes, authority: Row | None) -> bool:
         """Tell whether a round whose writes are all done is the last."""
@@ -348,21 +348,21 @@ class Propagator:
         self,
         source_key: EntityKey,
         expected: Rows,
-        found: Rows,
+        current: Rows,
         listed: frozenset[TargetKey],
         tally: Tally,
         room_for: Sequence[TargetKey],
     ) -> Rows:
-        """Return `found` without the rows that belong to another source row by now."""
+        """Return `current` without the rows that belong to another source row by now."""
         # A main row belongs to its reverse row's owner, an index row to the main row that it points to. Each
         # owner is read once: a main row and its secondary rows pass on together.
-        own = dict(found)
+        own = dict(current)
         main_keys = {target.key for target in listed if target.table == 0}
-        pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
-        pointers |= {target.key for target in found.keys() - expected.keys() if target.table == 0}
+        pointers = {pointer_of(row) for target, row in current.items() if target.table > 0} & main_keys
+        pointers |= {target.key for target in current.keys() - expected.keys() if target.table == 0}
         claims = {pointer: await self.mapping.owner(pointer) for pointer in sorted(pointers)}
         owners = {pointer: claim.source for pointer, claim in claims.items() if claim is not None}
-        for target, row in found.items():
+        for target, row in current.items():
             if target.table == 0:
                 mine = target in expected
                 if not mine and owners.get(target.key) == source_key:
@@ -377,7 +377,7 @@ class Propagator:
                     # Its main row may be unchanged: both change together, before the key passes on.
                     await self._propagate(owner, tally, [*room_for, target])
             else:
-                mine = await self._is_left(target, owners.get(pointer_of(row)))
+                mine = await self._is_unowned(target, owners.get(pointer_of(row)))
             if not mine:
                 del own[target]
         return own
@@ -392,8 +392,8 @@ class Propagator:
                     return True
         return False
 
-    async def _is_left(self, target: TargetKey, owner: EntityKey | None) -> bool:
-        """Tell whether a row of an index table is nobody's any more: the main key that it points to has
+    async def _is_unowned(self, target: TargetKey, owner: EntityKey | None) -> bool:
+        """Tell whether an index row has no owner any more: the main key that it points to has
         passed on to another source key, `owner`, which does not list the index key."""
         # What is listed as well belongs to the owner, which deletes it. Secondary rows: `_left_by_formers`.
         forward = None if owner is None else await self.mapping.forward(owner)

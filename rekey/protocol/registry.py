@@ -23,7 +23,7 @@ _ENDED = "ended"
 # Attempts to add to it, while other clients do.
 _ENDINGS = 10
 # A row key that sorts after every client's: ids are hexadecimal.
-_BEHIND_ALL = "client.~"
+_AFTER_ALL = "client.~"
 FORMAT = 1
 _COUNTS = ColumnCodec(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
@@ -169,7 +169,7 @@ class Registry:
             StateUnusable: a row cannot be read by this program; its client is never left out instead.
             ServiceError: the restricted store failed.
         """
-        within = KeyRange(EntityKey(self.script_id, CLIENT_PREFIX), EntityKey(self.script_id, _BEHIND_ALL))
+        within = KeyRange(EntityKey(self.script_id, CLIENT_PREFIX), EntityKey(self.script_id, _AFTER_ALL))
         client_rows: list[ClientRow] = []
         try:
             async for page in self._table.scan(within):

@@ -20,7 +20,7 @@ SOURCE_TABLE = -1
 STAND_IN = "2000-01-01T00:00:00.0000000Z"
 
 CURE = (
-    "fix the row in the target so that it can be expressed in the source, or stay with the target and"
+    "fix the row in the target so that it can be expressed in the source, or keep the target and"
     " go on to `complete` (with index tables: to `rekey handover`)"
 )
 
@@ -183,7 +183,7 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
     content); None if it reproduces all of it. Raises RowRefused: the source row cannot be mapped."""
     main = mapper.map(source_row)[0].row
     if key_of(main) != key_of(target_row):
-        return "mapped forward again, it would stand under another key"
+        return "mapping it forward again gives another key"
     now, then = canonical_content(target_row), canonical_content(main)
     # Copies of the source's Timestamp do not count: the service sets it.
     timed = mapper.timestamp_copies[0]

@@ -57,15 +57,17 @@ class Company:
     clients: Mapping[str, ClientRow] = field(default_factory=dict)
     # For how many seconds an announced write may be in flight whose intent does not say so.
     usual_s: float = 0.0
-    # Requests of an earlier runner, or of a worker, may still take effect.
-    unquiet: bool = False
+    # Whether requests of an earlier runner, or of a worker, may still take effect.
+    others_in_flight: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[ClientRow], now: int, *, usual_s: float, unquiet: bool = False) -> Company:
+    def of(
+        cls, rows: Sequence[ClientRow], now: int, *, usual_s: float, others_in_flight: bool = False
+    ) -> Company:
         """Return the company of the registered clients. `usual_s`: the longest operation in seconds, where no
         client is registered."""
         longest_s = max((row.longest_s for row in rows), default=usual_s)
-        return cls(now, {row.client_id: row for row in rows}, longest_s + SAFETY_S, unquiet)
+        return cls(now, {row.client_id: row for row in rows}, longest_s + SAFETY_S, others_in_flight)
 
     def is_gone(self, client_id: str) -> bool:
         """Tell whether a client has ended, or counts as ended because it has not beaten for so long."""
@@ -86,7 +88,7 @@ class Company:
         """Tell whether requests of a process that worked on an intent, its client or one that claimed it, may
         still arrive although its time is over."""
         over = self.over_at(intent)
-        return self.unquiet or any(
+        return self.others_in_flight or any(
             self._may_be_suspended(client_id, over) for client_id in (intent.client_id, *intent.claimed_by)
         )
 

@@ -16,7 +16,7 @@ from rekey.tables.base import TableService
 TERM_ROW_KEY = "tasks"
 _UNTIL = "Until"
 _ATTEMPTS = 10
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class Term:
@@ -53,7 +53,7 @@ class Term:
             return
         raise Unavailable(
             "the term of the tasks kept changing while it was extended",
-            hint="see that no other runner is at work, then run the same command again",
+            hint="make sure that no other runner is running, then run the same command again",
         )
 
     async def left(self, margin_s: float) -> float:
@@ -73,7 +73,7 @@ class Term:
         """
         while (left := await self.left(margin_s)) > 0:
             check()
-            await clock.sleep(min(_LOOK_S, left))
+            await clock.sleep(min(_POLL_S, left))
         await self.remove()
 
     async def cut(self) -> None:

@@ -347,10 +347,12 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 async def company(run: Run) -> Company:
     """Return the clients and other writers that may have a request in flight, for a journal sweep."""
     rows = await run.registry.list()
-    unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
+    others_in_flight = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
     now = ticks_of(await run.restricted.server_time())
     # Intents of a version that did not record their own duration count as in flight for `usual_s`.
-    return Company.of(rows, now, usual_s=LeaseSettings().longest_operation_s, unquiet=unquiet)
+    return Company.of(
+        rows, now, usual_s=LeaseSettings().longest_operation_s, others_in_flight=others_in_flight
+    )
 
 
 async def sweep_journal(

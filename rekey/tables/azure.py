@@ -360,7 +360,7 @@ def _on_version(operation: Operation) -> bool:
 
 def _left_open(error: errors.ServiceError, code: str) -> errors.Ambiguous:
     return errors.Ambiguous(
-        f"a write was repeated after a lost answer, and what is there now does not tell whether it was"
+        f"a write was repeated after a lost answer, and the rows as they are now do not show whether it was"
         f" applied ({code})",
         code=code,
         status=error.status,

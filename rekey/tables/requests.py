@@ -295,13 +295,13 @@ class Landed(Enum):
 
     YES = "yes"
     NO = "no"
-    OPEN = "open"
+    UNKNOWN = "open"
 
 
 def landed(operation: Operation, now: Row | None, *, by_content: bool = True) -> Landed:
     """Tell whether a write was applied, by the row that is there now (None: no row). `by_content`: whether a
     row that holds what was written, or is gone after a delete, proves that this write was applied."""
-    claimed = Landed.YES if by_content else Landed.OPEN
+    claimed = Landed.YES if by_content else Landed.UNKNOWN
     if now is None:
         # What an update wrote is gone with the row: it is reported like an update of a missing row.
         return claimed if operation.verb is Verb.DELETE else Landed.NO
@@ -309,7 +309,7 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
     if operation.verb is Verb.DELETE:
-        return Landed.OPEN
+        return Landed.UNKNOWN
     written = written_form(operation.row).row
     if operation.verb not in _MERGES:
         holds = canonical_content(written) == canonical_content(now)
@@ -317,7 +317,7 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
         names = property_names(written)
         holds = all(name in now and canonical(written, name) == canonical(now, name) for name in names)
     # Otherwise it may have been applied and overwritten since.
-    return claimed if holds else Landed.OPEN
+    return claimed if holds else Landed.UNKNOWN
 
 
 def all_landed(
@@ -329,4 +329,4 @@ def all_landed(
     # All or nothing.
     if Landed.NO in outcomes:
         return Landed.NO
-    return Landed.YES if all(outcome is Landed.YES for outcome in outcomes) else Landed.OPEN
+    return Landed.YES if all(outcome is Landed.YES for outcome in outcomes) else Landed.UNKNOWN

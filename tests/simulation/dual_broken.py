@@ -168,7 +168,7 @@ def reads_after() -> Iterator[None]:
 
     async def while_writing(self: Authority, write: Prepared, during: During) -> None:
         await _while_writing(self, write, during)
-        await self.read_late(write, during, {*targets_of(during.forward), *write.expected})
+        await self.read_during_write(write, during, {*targets_of(during.forward), *write.expected})
         write.replicas.read.update(during.read)  # type: ignore[attr-defined]
 
     with mock.patch.multiple(Authority, read=read, while_writing=while_writing):
@@ -202,7 +202,7 @@ def claims_alone_say_whose_a_row_is() -> Any:
 
 def index_rows_of_former_owners_stay() -> Any:
     """An index row that points to a key of another row is always that row's."""
-    return _always(Propagator, "_is_left", False)
+    return _always(Propagator, "_is_unowned", False)
 
 
 def secondary_rows_of_former_owners_stay() -> Any:

@@ -231,7 +231,7 @@ RULES: list[tuple[str, Story, Callable[[], AbstractContextManager[object]]]] = [
 
 def often() -> AbstractContextManager[object]:
     """Let clients look every second, so that many moments are tried."""
-    return mock.patch.object(takeover, "LOOK_EVERY_S", 1.0)
+    return mock.patch.object(takeover, "SWEEP_EVERY_S", 1.0)
 
 
 @pytest.mark.parametrize("story", [story for _, story, _ in RULES[:3]], ids=[name for name, *_ in RULES[:3]])

@@ -214,7 +214,7 @@ class ClientCore:
                 except RekeyError:  # a refusal would say that nothing was written, but this was
                     raise took_too_long(self.table, sent=True) from None
                 if working is not None:
-                    await working.writer.announce_late(operations, permit)
+                    await working.writer.announce_again(operations, permit)
             return etags
 
     # --- reads --------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class ClientCore:
         raise WritesRefused(
             TABLE_IN_USE,
             f"{self.table} is not deleted: the migration {self.plan.declared.script_id} works with it",
-            hint="take the migration back with `rekey rollback`, or go on to the end; `rekey retire` deletes"
+            hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
             " the old table",
             kept="the table",
         )

@@ -31,7 +31,7 @@ TRIES = 3
 LEAST_GRACE_S = 5.0
 # Seconds after the term by which a task that has not answered counts as lost.
 LOST_AFTER_S = 15.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 S = TypeVar("S")
 Factory = Callable[[], Executor]
 
@@ -170,7 +170,7 @@ class Driver(Generic[S]):
         self.open = False
         self._waiting: deque[_Piece[S]] = deque()
         # By future: the piece, the task, and the monotonic time from which on it is lost.
-        self._flying: dict[asyncio.Future[Plain], tuple[_Piece[S], Task, float]] = {}
+        self._in_flight: dict[asyncio.Future[Plain], tuple[_Piece[S], Task, float]] = {}
         self._error: RekeyError | None = None
 
     async def carry_out(self, pieces: Iterable[S]) -> bool:
@@ -183,25 +183,25 @@ class Driver(Generic[S]):
         """
         self._waiting.extend(_Piece(piece) for piece in pieces)
         try:
-            while self._flying or (self._waiting and not self._ends):
+            while self._in_flight or (self._waiting and not self._is_ending):
                 self.check()
                 await self._submit()
-                await self._hear()
+                await self._collect()
         finally:
-            for future in self._flying:
+            for future in self._in_flight:
                 future.cancel()
         if self._error is not None:
             raise self._error
         return not self._waiting
 
     @property
-    def _ends(self) -> bool:
+    def _is_ending(self) -> bool:
         return self._error is not None or self.stop_requested()
 
     async def _submit(self) -> None:
         """Submit tasks until the pool is full, or the work is paused or ends."""
         most = self.pool.tasks
-        while self._waiting and len(self._flying) < most and not self._ends:
+        while self._waiting and len(self._in_flight) < most and not self._is_ending:
             if self.rates().paused:
                 break
             await self._split(most)
@@ -220,11 +220,11 @@ class Driver(Generic[S]):
                 await self._begin_again()
                 continue
             self.submitted += 1
-            self._flying[future] = (piece, task, lost_at)
+            self._in_flight[future] = (piece, task, lost_at)
 
     async def _split(self, most: int) -> None:
         """Split the next piece when there are fewer pieces than tasks that may be at work."""
-        while len(self._waiting) + len(self._flying) < most and not self._ends:
+        while len(self._waiting) + len(self._in_flight) < most and not self._is_ending:
             piece = self._waiting[0]
             halves = await self.job.split(piece.work) if piece.may_split else None
             if halves is None:
@@ -264,16 +264,16 @@ class Driver(Generic[S]):
         # for its first rows, and would need it again.
         return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
 
-    async def _hear(self) -> None:
+    async def _collect(self) -> None:
         """Wait for answers, at most half a second, and handle them; then give up the tasks that are lost."""
-        if not self._flying:
-            if self._waiting and not self._ends:
-                await self.clock.sleep(_LOOK_S)  # paused
+        if not self._in_flight:
+            if self._waiting and not self._is_ending:
+                await self.clock.sleep(_POLL_S)  # paused
             return
-        done, _ = await asyncio.wait(self._flying, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._in_flight, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         broken = False
         for future in done:
-            piece, task, _ = self._flying.pop(future)
+            piece, task, _ = self._in_flight.pop(future)
             problem = None if future.cancelled() else future.exception()
             if isinstance(problem, BrokenExecutor):
                 broken = self.open = True
@@ -286,12 +286,12 @@ class Driver(Generic[S]):
             else:
                 self._take(piece, result)
         now = self.monotonic()
-        for future, (piece, _, lost_at) in list(self._flying.items()):
+        for future, (piece, _, lost_at) in list(self._in_flight.items()):
             if now >= lost_at:
-                del self._flying[future]
+                del self._in_flight[future]
                 future.cancel()
                 self._lose(piece, "no answer")
-        if broken and not self._flying:
+        if broken and not self._in_flight:
             await self._begin_again()
 
     def _take(self, piece: _Piece[S], result: Result) -> None:
@@ -319,7 +319,7 @@ class Driver(Generic[S]):
     def _failed(self, piece: _Piece[S], result: Result) -> None:
         failure = result.failure
         if failure is None:
-            self._error = self._error or WorkersFailed("a worker failed without saying why")
+            self._error = self._error or WorkersFailed("a worker failed without an error")
         else:
             if not failure.may_pass or piece.failed + 1 >= TRIES:
                 self._error = self._error or failure.raised()
@@ -336,7 +336,7 @@ class Driver(Generic[S]):
     def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
-        text = "a task came to nothing: %s; failure %d in a row of its range"
+        text = "a task failed: %s; failure %d in a row for its range"
         _LOG.info(text, what, piece.failed, extra={"event": "task-failed"})
         if piece.failed >= TRIES:
             self._error = self._error or refusal("task-given-up", tries=TRIES, last=what)
@@ -348,6 +348,6 @@ class Driver(Generic[S]):
         if self._broken >= TRIES:
             self._error = self._error or refusal("executor-broke", tries=TRIES)
             return
-        _LOG.warning("the executor broke; another one is begun", extra={"event": "executor-broke"})
+        _LOG.warning("the executor broke; starting another one", extra={"event": "executor-broke"})
         await self.pool.end()
         await self.pool.begin()

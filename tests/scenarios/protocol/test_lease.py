@@ -359,7 +359,7 @@ async def test_a_release_that_fails_does_not_hide_how_the_work_ended(
         async with runners.lease():
             faults.down = True
             raise CredentialRefused("no")
-    assert "ends by itself" in caplog.text
+    assert "expires in" in caplog.text
 
 
 async def test_an_outage_is_named_when_the_lease_is_taken(runners: Runners, faults: Planned) -> None:

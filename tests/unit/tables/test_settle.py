@@ -10,7 +10,7 @@ from rekey.model import Row
 from rekey.tables.base import Operation, Verb
 from rekey.tables.requests import Landed, all_landed, landed
 
-YES, NO, OPEN = Landed.YES, Landed.NO, Landed.OPEN
+YES, NO, UNKNOWN = Landed.YES, Landed.NO, Landed.UNKNOWN
 
 
 def row(**properties: Any) -> Row:
@@ -26,22 +26,22 @@ def there(etag: str = "new", **properties: Any) -> Row:
     [
         (Operation(Verb.INSERT, row(A=1)), None, NO),
         (Operation(Verb.INSERT, row(A=1)), there(A=1), YES),
-        (Operation(Verb.INSERT, row(A=1)), there(A=1, B=1), OPEN),
-        (Operation(Verb.INSERT, row(A=1)), there(A=1.0), OPEN),
+        (Operation(Verb.INSERT, row(A=1)), there(A=1, B=1), UNKNOWN),
+        (Operation(Verb.INSERT, row(A=1)), there(A=1.0), UNKNOWN),
         (Operation(Verb.INSERT, row(A=1.0, **{"A@odata.type": "Edm.Double"})), there(A=1.0), YES),
         (Operation(Verb.INSERT, row(A=1, Gone=None)), there(A=1), YES),
         (Operation(Verb.REPLACE, row(A=1), "old"), there("old", A=1), NO),
         (Operation(Verb.REPLACE, row(A=1), "old"), there(A=1), YES),
-        (Operation(Verb.REPLACE, row(A=1), "old"), there(A=1, B=1), OPEN),
+        (Operation(Verb.REPLACE, row(A=1), "old"), there(A=1, B=1), UNKNOWN),
         (Operation(Verb.REPLACE, row(A=1), "old"), None, NO),
         (Operation(Verb.MERGE, row(A=1), "old"), there(A=1, B=1), YES),
-        (Operation(Verb.MERGE, row(A=1), "old"), there(B=1), OPEN),
-        (Operation(Verb.MERGE, row(A=1), "old"), there(A=2), OPEN),
+        (Operation(Verb.MERGE, row(A=1), "old"), there(B=1), UNKNOWN),
+        (Operation(Verb.MERGE, row(A=1), "old"), there(A=2), UNKNOWN),
         (Operation(Verb.INSERT_OR_MERGE, row(A=1)), there(A=1, B=1), YES),
-        (Operation(Verb.INSERT_OR_REPLACE, row(A=1)), there(A=2), OPEN),
+        (Operation(Verb.INSERT_OR_REPLACE, row(A=1)), there(A=2), UNKNOWN),
         (Operation(Verb.DELETE, row(), "old"), None, YES),
         (Operation(Verb.DELETE, row(), "old"), there("old"), NO),
-        (Operation(Verb.DELETE, row(), "old"), there(), OPEN),
+        (Operation(Verb.DELETE, row(), "old"), there(), UNKNOWN),
         (Operation(Verb.DELETE, row(), "*"), None, YES),
     ],
 )
@@ -53,21 +53,21 @@ def test_a_transaction_landed_whole_or_not_at_all() -> None:
     inserts = [Operation(Verb.INSERT, row(A=1)), Operation(Verb.INSERT, row(A=2))]
     assert all_landed(inserts, [there(A=1), there(A=2)]) is YES
     assert all_landed(inserts, [there(A=1), None]) is NO
-    assert all_landed(inserts, [there(A=1), there(A=3)]) is OPEN
+    assert all_landed(inserts, [there(A=1), there(A=3)]) is UNKNOWN
     assert all_landed(inserts, [there(A=9), None]) is NO
 
 
 @pytest.mark.parametrize(
     ("operation", "now", "verdict"),
     [
-        (Operation(Verb.INSERT, row(A=1)), there(A=1), OPEN),
-        (Operation(Verb.REPLACE, row(A=1), "old"), there(A=1), OPEN),
-        (Operation(Verb.MERGE, row(A=1), "old"), there(A=1, B=1), OPEN),
-        (Operation(Verb.DELETE, row(), "old"), None, OPEN),
+        (Operation(Verb.INSERT, row(A=1)), there(A=1), UNKNOWN),
+        (Operation(Verb.REPLACE, row(A=1), "old"), there(A=1), UNKNOWN),
+        (Operation(Verb.MERGE, row(A=1), "old"), there(A=1, B=1), UNKNOWN),
+        (Operation(Verb.DELETE, row(), "old"), None, UNKNOWN),
         (Operation(Verb.REPLACE, row(A=1), "old"), there("old", A=1), NO),
-        (Operation(Verb.REPLACE, row(A=1), "*"), there(A=1), OPEN),
-        (Operation(Verb.INSERT_OR_REPLACE, row(A=1)), there(A=1), OPEN),
-        (Operation(Verb.DELETE, row(), "*"), None, OPEN),
+        (Operation(Verb.REPLACE, row(A=1), "*"), there(A=1), UNKNOWN),
+        (Operation(Verb.INSERT_OR_REPLACE, row(A=1)), there(A=1), UNKNOWN),
+        (Operation(Verb.DELETE, row(), "*"), None, UNKNOWN),
     ],
 )
 def test_content_proves_no_ownership(operation: Operation, now: Row | None, verdict: Landed) -> None:
