@@ -236,7 +236,7 @@ class Mapper:
         """
         if not self.reversible:
             problem = "the declaration says reverse=False"
-            cure = "there is no way back after cutover for this migration"
+            cure = "this migration cannot be rolled back after cutover"
             raise self._main_scope.refusal("not-reversible", problem, cure=cure)
         mapping = self.migration.target.property_mapping
         return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)

@@ -237,7 +237,7 @@ class Migration:
         refuse_if(not is_bool, "reverse", "not True or False", cure="write reverse=True or False")
         is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
         cure = 'write group="billing": letters, digits, _ and -'
-        refuse_if(not is_name, "group", "it is no name of at most 120 characters", cure=cure)
+        refuse_if(not is_name, "group", "it is not a name of at most 120 characters", cure=cure)
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -408,7 +408,7 @@ class Migration:
 
     def _check_reversible(self) -> None:
         for key, holder in zip((PARTITION_KEY, ROW_KEY), self.target.old_key_fields(), strict=True):
-            lost = f"the old {key} cannot be found again from a target row, so there would be no way back"
+            lost = f"the old {key} cannot be found again from a target row, so it could not be rolled back"
             cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
             refuse_if(holder is None, "reverse", lost, cure=cure)
         for cast in self.target.property_mapping.casts.values():

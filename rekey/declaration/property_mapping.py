@@ -187,7 +187,7 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
         need(field, operation, Operation, "is not a property operation", cure="use props.…")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
-    refuse_if(len(keeps) > 1, field, "props.keep stands there twice", cure="write one props.keep")
+    refuse_if(len(keeps) > 1, field, "props.keep appears twice", cure="write one props.keep")
     if any(isinstance(operation, KeepAll) for operation in operations):
         refuse_if(keeps, field, "props.keep and props.keep_all contradict", cure="leave one out")
         problem = "props.keep_all has nothing to do: a main target carries everything unasked"

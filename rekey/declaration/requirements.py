@@ -58,6 +58,6 @@ def checked_waive(waive: object) -> dict[str, str]:
             meant = f"did you mean {near[0]}? " if near else ""
             cure = f"{meant}docs/advice/ lists all codes"
             raise InvalidDeclaration("waive", f"{code!r} is no code of an advice", cure=cure)
-        empty, cure = not isinstance(reason, str) or not reason.strip(), "say why this is right all the same"
+        empty, cure = not isinstance(reason, str) or not reason.strip(), "say why it is acceptable here"
         refuse_if(empty, f"waive[{code}]", "there is no reason", cure=cure)
     return dict(sorted(waive.items()))

@@ -104,7 +104,7 @@ class Report:
                     lines += wrapped(finding.remedy, first=f"{_INDENT}do   ")
                 if finding.command:
                     lines.append(f"{_INDENT}     {finding.command}")
-            lines += [] if results else ["  nothing to say"]
+            lines += [] if results else ["  nothing to report"]
             lines.append("")
         return "\n".join([*lines, ", ".join(counted(self.count(each), each) for each in Severity)]) + "\n"
 

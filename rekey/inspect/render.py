@@ -15,7 +15,7 @@ _VERDICTS = {
     Order.APPEND: "append-only: rows go after the last one",
     Order.PREPEND: "prepend-only: rows go before the first one",
     Order.SCATTERED: "scattered",
-    Order.UNKNOWN: "not to be told: too few neighbors differ in Timestamp",
+    Order.UNKNOWN: "unknown: too few neighbors differ in Timestamp",
 }
 
 

@@ -133,7 +133,7 @@ def _moved_source(planned: Basis, now: Basis) -> list[str]:
     rows = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "as many rows"
     change = (
         f"rows of {source} were inserted, changed or deleted ({rows}); the plan was made with --exact,"
-        " which is for a source that stands still: for a live one make a plan without it"
+        " which is for a source without writes: for a live one make a plan without it"
     )
     return [change]
 

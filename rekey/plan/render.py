@@ -75,7 +75,7 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
 def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
     yield from _field("scripts", ", ".join(group.members))
     yield from _field("takes", f"about {_time(group.at_limits_s)} for all, one after the other")
-    stop = f"writers stand still once, for about {_time(group.stop_s)}"
+    stop = f"writers stop once, for about {_time(group.stop_s)}"
     yield from _field("stop", f"{stop}; excludes changes made during the copy")
     yield from _field("requests", f"about {group.requests:,} in all")
     if group.money is not None:

@@ -79,7 +79,7 @@ class MappedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class RowReads:
-    """How fast tables are read, and who is told about it."""
+    """How tables are read: limits, rates, and what is called meanwhile."""
 
     # Point reads, and scans for rows, in flight at a time.
     concurrency: int = 16

@@ -61,7 +61,7 @@ def _full(report: FullReport) -> list[str]:
     lines += ["", *_reread(report), *_findings(report.differences), ""]
     if report.unexplained:
         buckets = counted(report.unexplained, "bucket")
-        lines += wrapped(f"Counts or digests of {buckets} differ, and no row was found that does.")
+        lines += wrapped(f"Counts or digests of {buckets} differ, but no differing row was found.")
     if report.repair is not None:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
         lines.append(f"repair: {done or 'nothing to do'}")
@@ -97,7 +97,7 @@ def _meaning(report: FullReport) -> list[str]:
     if report.differences.pending:
         return wrapped(f"Every other row and property of {tables} is as the source says.")
     return wrapped(
-        "No row was found that differs, but rows changed while they were read. Compare again when fewer"
+        "No differing row was found, but rows changed while they were read. Compare again when fewer"
         " writes go on to see counts and digests agree."
     )
 
@@ -135,11 +135,11 @@ def _what(divergence: Divergence) -> str:
             more = len(properties) - len(shown)
             return ", ".join(shown) + (f" and {more} more" if more else "")
         case DifferenceKind.WRONG_KEY:
-            return f"stands at {divergence.stray_id}"
+            return f"is under the key of {divergence.stray_id}"
         case DifferenceKind.REFUSED:
             return divergence.code
         case DifferenceKind.EXTRA if divergence.source_id:
-            return "its source row does not give it"
+            return "its source row does not map to it"
         case DifferenceKind.EXTRA:
             return "no source row is known for it"
         case DifferenceKind.COLLISION:
@@ -171,7 +171,11 @@ def _count(report: CountReport) -> list[str]:
     if report.findings:
         return [*lines, ""]
     if any(count.moving for count in report.tables):
-        return [*lines, "", "Counts moved while counting: rows are being written. None differed twice alike."]
+        return [
+            *lines,
+            "",
+            "Counts changed while counting: rows are being written. No difference was seen twice.",
+        ]
     return [*lines, "", "All counts agree. (A count sees no content: `--mode full` does.)"]
 
 

@@ -224,7 +224,7 @@ class FullReport(ReportBase):
 
     @property
     def unexplained(self) -> int:
-        """How many buckets differ although no row was found that does, or is pending or changed meanwhile.
+        """How many buckets differ although no differing, pending or changed row explains it.
         Then the comparison itself cannot be relied on."""
         explained = self.differences.any or self.differences.pending or self.changed_between
         return 0 if explained else sum(table.differing_buckets for table in self.tables)

@@ -136,7 +136,7 @@ def tell(report: Mapping[str, Any]) -> Iterator[Result]:
     if known:
         yield finding("live-known", "Azurite", known=listed(list(known)))
     passed = sum(not check["deviations"] for check in checks)
-    yield Fact("checks", f"{passed} of {len(checks)} saw exactly what rekey takes for granted")
+    yield Fact("checks", f"{passed} of {len(checks)} behave exactly as rekey assumes")
     for account in report["accounts"]:
         about = f"[{account['section']}]"
         if account["removed"]:

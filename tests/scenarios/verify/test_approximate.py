@@ -99,7 +99,7 @@ async def test_rows_inserted_meanwhile_are_no_findings(memory: MemoryTableServic
     assert exit_code(report) == ExitCode.DONE
     assert report.passes == 2
     assert report.tables[0].moving > 0
-    assert "moved while counting" in render(report, "0001_users")
+    assert "changed while counting" in render(report, "0001_users")
 
 
 async def test_count_reports_rows_the_mapping_refuses(memory: MemoryTableService, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def test_sums_that_differ_without_a_row_that_does_are_a_finding(
     report = await full(context(world, tmp_path))
     assert (report.differences.any, report.unexplained, report.findings) == (False, 1, True)
     text = " ".join(render(report, "0001_users").split())
-    assert "Counts or digests of 1 bucket differ, and no row was found that does." in text
+    assert "Counts or digests of 1 bucket differ, but no differing row was found." in text
     assert "is as the source says" not in text
     assert "Next: `rekey verify 0001_users --mode full`" in text
 
