@@ -7,8 +7,10 @@ Reason, and what `make test` covers: three ways.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
+from rekey.project.config import Config
 from rekey.runner import commands, steering
 from rekey.runner.run import Options, StopFlag
+from rekey.tables.base import Accounts
 from tests.fakes.executors import NAME, Inline, Plain, inline
 from tests.fakes.faults import Call
 from tests.simulation.judging import PairsWatch
@@ -72,14 +76,6 @@ def apply(project: Project, script_id: str, *, executor: str = NAME, stop: StopF
         commands.apply(session, script_id)
 
 
-def counters(project: Project, script_id: str) -> dict[str, int]:
-    """What the backfill counted."""
-    with project.session() as session:
-        return dict(
-            [one for one in session.state.phase_runs(script_id) if one.phase == "backfill"][-1].counters
-        )
-
-
 def assert_in_step(project: Project, script_id: str) -> None:
     """Targets hold exactly what the source says."""
     migration = project.scripts[script_id].migration
@@ -88,40 +84,55 @@ def assert_in_step(project: Project, script_id: str) -> None:
     assert actual == mapped(mapper, project.rows(migration.source))
 
 
-def seconds(project: Project) -> float:
-    return project.clock.ticks() / TICKS_PER_SECOND
+@dataclass
+class Ready:
+    """A project whose users are to be copied by workers."""
+
+    project: Project
+    script_id: str
+    executor: Inline
+
+    def apply(self, *, executor: str = NAME, stop: StopFlag | None = None) -> None:
+        apply(self.project, self.script_id, executor=executor, stop=stop)
+
+    def apply_in_step(self, *, executor: str = NAME) -> None:
+        """Apply; afterwards targets hold exactly what the source says."""
+        self.apply(executor=executor)
+        assert_in_step(self.project, self.script_id)
+
+    def counters(self) -> dict[str, int]:
+        """What the backfill counted."""
+        with self.project.session() as session:
+            runs = session.state.phase_runs(self.script_id)
+            return dict([run for run in runs if run.phase == "backfill"][-1].counters)
+
+    def seconds(self) -> float:
+        return self.project.clock.ticks() / TICKS_PER_SECOND
 
 
 @pytest.fixture
-def ready(project: Project) -> Iterator[tuple[Project, str, Inline]]:
+def ready(project: Project) -> Iterator[Ready]:
     script_id = with_users(project)
     with inline(project) as executor:
-        yield project, script_id, executor
-
-
-Ready = tuple[Project, str, Inline]
+        yield Ready(project, script_id, executor)
 
 
 # --- the same as in one process -------------------------------------------------------------------------
 
 
 def test_workers_copy_what_the_runner_would_have_copied(ready: Ready) -> None:
-    project, script_id, executor = ready
-    apply(project, script_id)
-    assert_in_step(project, script_id)
-    copied = [one for one in executor.given if one["kind"] == "copy"]
+    ready.apply_in_step()
+    copied = [one for one in ready.executor.given if one["kind"] == "copy"]
     assert len(copied) >= 3, "the table is split among as many tasks as are done at a time"
-    told = counters(project, script_id)
+    told = ready.counters()
     assert (told["source_rows"], told["target_rows_inserted"], told["tasks_lost"]) == (ROWS, ROWS, 0)
     assert told["tasks"] == len(copied)
 
 
 def test_a_worker_copies_after_its_machine_slept(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on one of its clocks is ahead of the other: a term is measured by one of them alone."""
-    project, script_id, _ = ready
     monkeypatch.setattr(time, "clock_gettime", lambda _clock: time.monotonic() + 86_400)
-    apply(project, script_id)
-    assert_in_step(project, script_id)
+    ready.apply_in_step()
 
 
 def test_keys_of_content_and_index_tables_are_copied_too(project: Project) -> None:
@@ -146,8 +157,7 @@ def test_main_and_secondary_rows_are_copied_together_in_one_table(project: Proje
 
 
 def test_tasks_and_answers_hold_no_old_key_no_secret_and_nothing_but_plain_data(ready: Ready) -> None:
-    project, script_id, executor = ready
-    apply(project, script_id)
+    ready.apply()
 
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -156,8 +166,8 @@ def test_tasks_and_answers_hold_no_old_key_no_secret_and_nothing_but_plain_data(
             return all(plain(one) for one in value)
         return value is None or type(value) in (str, int, float, bool, bytes)
 
-    assert executor.given and executor.answers
-    for one in [*executor.given, *executor.answers]:
+    assert ready.executor.given and ready.executor.answers
+    for one in [*ready.executor.given, *ready.executor.answers]:
         assert plain(one)
         text = repr(one)
         assert "@example.com" not in text and "'p3'" not in text
@@ -192,52 +202,48 @@ def test_an_application_that_writes_through_clients_is_copied_by_workers_too(tmp
 
 
 def test_a_task_that_runs_twice_does_no_harm(ready: Ready) -> None:
-    project, script_id, executor = ready
 
     def twice(plain: Plain) -> Plain:
         work(plain)
         return work(plain)
 
-    executor.carry = twice
-    apply(project, script_id)
-    assert_in_step(project, script_id)
-    assert counters(project, script_id)["source_rows"] == ROWS
+    ready.executor.carry = twice
+    ready.apply_in_step()
+    assert ready.counters()["source_rows"] == ROWS
 
 
 def test_a_task_of_before_writes_nothing_once_its_runner_has_ended(ready: Ready) -> None:
     """A row that was deleted, and swept, does not come back by a task that still runs somewhere."""
-    project, script_id, executor = ready
-    apply(project, script_id)
-    given = list(executor.given)
-    gone = key_of(project.rows("Users")[0])
-    with project.session() as session:
-        session.do(project.tables.table("Users").delete(gone))
-    apply(project, script_id)
-    before = project.rows("UsersV2")
+    ready.apply()
+    given = list(ready.executor.given)
+    gone = key_of(ready.project.rows("Users")[0])
+    with ready.project.session() as session:
+        session.do(ready.project.tables.table("Users").delete(gone))
+    ready.apply()
+    before = ready.project.rows("UsersV2")
     answers = [work(one) for one in given if one["kind"] == "copy"]
     assert {one["ended"] for one in answers} == {"superseded"}
-    assert project.rows("UsersV2") == before
-    assert_in_step(project, script_id)
+    assert ready.project.rows("UsersV2") == before
+    assert_in_step(ready.project, ready.script_id)
 
 
 def test_a_task_whose_term_is_over_does_nothing(ready: Ready) -> None:
-    project, script_id, executor = ready
     late: list[Plain] = []
 
     def later(plain: Plain) -> Plain:
         if not late and plain["kind"] == "copy":
             late.append(plain)
-            project.clock.advance(TERM_S)
-            rows = len(project.rows("UsersV2"))
+            ready.project.clock.advance(TERM_S)
+            rows = len(ready.project.rows("UsersV2"))
             answer = work(plain)
-            assert (answer["ended"], len(project.rows("UsersV2"))) == ("late", rows)
+            assert (answer["ended"], len(ready.project.rows("UsersV2"))) == ("late", rows)
             return answer
         return work(plain)
 
-    executor.carry = later
-    apply(project, script_id)
+    ready.executor.carry = later
+    ready.apply()
     assert late
-    assert_in_step(project, script_id)
+    assert_in_step(ready.project, ready.script_id)
 
 
 @pytest.mark.parametrize("changed", [{"Epoch": "9"}, {"Digest": "0" * 64}, {"RunId": "0" * 32}])
@@ -250,15 +256,14 @@ def test_a_worker_stops_before_the_next_batch_when_another_runner_has_the_lease(
 
 
 def _stops_at_the_next_batch(ready: Ready, row: str, changed: dict[str, str]) -> None:
-    project, script_id, executor = ready
     begun: list[Call] = []
 
     async def gate(call: Call) -> None:
         if not (call.writes and call.table == "UsersV2"):
             return
         if not begun:
-            control = project.restricted.table("rekeycontrol")
-            now = await control.get(EntityKey(script_id, row))
+            control = ready.project.restricted.table("rekeycontrol")
+            now = await control.get(EntityKey(ready.script_id, row))
             assert now is not None
             await control.replace({**content_of(now), **changed})
         begun.append(call)
@@ -267,17 +272,17 @@ def _stops_at_the_next_batch(ready: Ready, row: str, changed: dict[str, str]) ->
 
     def once(plain: Plain) -> Plain:
         nonlocal written
-        project.tables.gate = gate
+        ready.project.tables.gate = gate
         answer = work(plain)
         written = len(begun)
-        project.tables.gate = _calm
+        ready.project.tables.gate = _calm
         assert answer["ended"] == "superseded"
         return answer
 
-    executor.carry = once
-    executor.tasks = 1
+    ready.executor.carry = once
+    ready.executor.tasks = 1
     with pytest.raises((Moved, Locked, RekeyError)):
-        apply(project, script_id)
+        ready.apply()
     # Batches that had passed the fence together with the one that noticed were on their way already.
     assert 0 < written < ROWS / 7
 
@@ -290,45 +295,41 @@ async def _calm(_call: Call) -> None:
 
 
 def test_the_sweep_waits_for_the_term_of_tasks_that_may_run_in_two_places(ready: Ready) -> None:
-    project, script_id, executor = ready
-    executor.runs_once = False
-    began = seconds(project)
-    apply(project, script_id)
-    assert seconds(project) - began >= TERM_S + MARGIN_S
-    assert_in_step(project, script_id)
+    ready.executor.runs_once = False
+    began = ready.seconds()
+    ready.apply()
+    assert ready.seconds() - began >= TERM_S + MARGIN_S
+    assert_in_step(ready.project, ready.script_id)
 
 
 def test_it_does_not_wait_where_every_task_was_answered_and_runs_once(ready: Ready) -> None:
-    project, script_id, _ = ready
-    began = seconds(project)
-    apply(project, script_id)
-    assert seconds(project) - began < MARGIN_S
+    began = ready.seconds()
+    ready.apply()
+    assert ready.seconds() - began < MARGIN_S
 
 
 @pytest.mark.parametrize("lose_state", [False, True])
 def test_the_next_runner_awaits_tasks_without_its_state_file(ready: Ready, lose_state: bool) -> None:
-    project, script_id, executor = ready
-    executor.carry = _killed
+    ready.executor.carry = _killed
     with pytest.raises(KeyboardInterrupt):
-        apply(project, script_id)
+        ready.apply()
     if lose_state:
-        for path in project.folder.glob("state.sqlite*"):
+        for path in ready.project.folder.glob("state.sqlite*"):
             path.unlink()
-    began = seconds(project)
-    apply(project, script_id, executor="")
-    assert seconds(project) - began >= TERM_S + MARGIN_S - 1
-    assert_in_step(project, script_id)
+    began = ready.seconds()
+    ready.apply(executor="")
+    assert ready.seconds() - began >= TERM_S + MARGIN_S - 1
+    assert_in_step(ready.project, ready.script_id)
 
 
 def test_a_rollback_waits_for_the_tasks_of_a_runner_that_was_killed(ready: Ready) -> None:
-    project, script_id, executor = ready
-    executor.carry = _killed
+    ready.executor.carry = _killed
     with pytest.raises(KeyboardInterrupt):
-        apply(project, script_id)
-    began = seconds(project)
-    with project.session() as session:
-        commands.rollback(session, script_id, to=None, drop=True)
-    assert seconds(project) - began >= TERM_S + MARGIN_S - 1
+        ready.apply()
+    began = ready.seconds()
+    with ready.project.session() as session:
+        commands.rollback(session, ready.script_id, to=None, drop=True)
+    assert ready.seconds() - began >= TERM_S + MARGIN_S - 1
 
 
 def _killed(plain: Plain) -> Plain:
@@ -380,21 +381,19 @@ def _far_ahead(plain: Plain) -> Plain:
     ],
 )
 def test_a_lost_task_is_repeated_and_then_fails(ready: Ready, failure: Callable[[Plain], Plain]) -> None:
-    project, script_id, executor = ready
-    executor.tasks = 1
-    failing(executor, 10**6, failure)
+    ready.executor.tasks = 1
+    failing(ready.executor, 10**6, failure)
     with pytest.raises(WorkersFailed) as told:
-        apply(project, script_id)
+        ready.apply()
     assert told.value.exit_code == 4
     assert "@example.com" not in str(told.value)
-    failing(executor, 2, failure)
-    apply(project, script_id)
-    assert counters(project, script_id)["tasks_lost"] == 2
-    assert_in_step(project, script_id)
+    failing(ready.executor, 2, failure)
+    ready.apply()
+    assert ready.counters()["tasks_lost"] == 2
+    assert_in_step(ready.project, ready.script_id)
 
 
 def test_an_unanswered_task_goes_to_another_worker(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
-    project, script_id, executor = ready
     monkeypatch.setattr(driver, "LOST_AFTER_S", -1000)
     silent = 2
 
@@ -403,12 +402,12 @@ def test_an_unanswered_task_goes_to_another_worker(ready: Ready, monkeypatch: py
         silent -= 1
         return work(plain) if silent < 0 else None
 
-    executor.carry = carry
-    began = seconds(project)
-    apply(project, script_id)
-    assert counters(project, script_id)["tasks_lost"] == 2
-    assert seconds(project) - began >= MARGIN_S, "they may still write"
-    assert_in_step(project, script_id)
+    ready.executor.carry = carry
+    began = ready.seconds()
+    ready.apply()
+    assert ready.counters()["tasks_lost"] == 2
+    assert ready.seconds() - began >= MARGIN_S, "they may still write"
+    assert_in_step(ready.project, ready.script_id)
 
 
 def _takes(project: Project, needed_s: float) -> Callable[[Plain], Plain]:
@@ -423,48 +422,42 @@ def _takes(project: Project, needed_s: float) -> Callable[[Plain], Plain]:
 
 def test_a_worker_that_does_nothing_in_its_term_gets_twice_as_long_for_the_same_range(ready: Ready) -> None:
     """One that only begins, or a machine that is busy, would not manage it the next time either."""
-    project, script_id, executor = ready
-    executor.carry = _takes(project, 3.5 * TERM_S)
-    apply(project, script_id)
-    assert_in_step(project, script_id)
-    assert Ended.LATE in {one["ended"] for one in executor.answers}
+    ready.executor.carry = _takes(ready.project, 3.5 * TERM_S)
+    ready.apply_in_step()
+    assert Ended.LATE in {one["ended"] for one in ready.executor.answers}
 
 
 def test_halves_of_a_range_that_came_to_nothing_get_its_longer_term(ready: Ready) -> None:
     """The range is split as soon as the others are done: what it needs longer for has not changed by that."""
-    project, script_id, executor = ready
     terms: list[float] = []
-    takes = _takes(project, 1.5 * TERM_S)
+    takes = _takes(ready.project, 1.5 * TERM_S)
 
     def carry(plain: Plain) -> Plain:
         if plain["kind"] != "copy" or plain["upto"]:
             return work(plain)
-        terms.append((ticks_of(plain["until"]) - project.clock.ticks()) / TICKS_PER_SECOND)
+        terms.append((ticks_of(plain["until"]) - ready.project.clock.ticks()) / TICKS_PER_SECOND)
         return takes(plain)
 
-    executor.carry = carry
-    apply(project, script_id)
-    assert_in_step(project, script_id)
-    copied = [one for one in executor.given if one["kind"] == "copy"]
-    assert len(copied) > executor.tasks + 1, "it was split in between, not tried again whole"
+    ready.executor.carry = carry
+    ready.apply_in_step()
+    copied = [one for one in ready.executor.given if one["kind"] == "copy"]
+    assert len(copied) > ready.executor.tasks + 1, "it was split in between, not tried again whole"
     assert terms == [TERM_S, 2 * TERM_S]
 
 
 def test_a_worker_that_does_nothing_in_four_times_its_term_either_is_given_up(ready: Ready) -> None:
-    project, script_id, executor = ready
-    executor.carry = _takes(project, 4.5 * TERM_S)
+    ready.executor.carry = _takes(ready.project, 4.5 * TERM_S)
     with pytest.raises(WorkersFailed, match=rf"nothing was done in its {4 * TERM_S} s \(late\)") as told:
-        apply(project, script_id)
+        ready.apply()
     assert "slice" in told.value.hint
-    assert {one["ended"] for one in executor.answers} == {Ended.LATE}
+    assert {one["ended"] for one in ready.executor.answers} == {Ended.LATE}
 
 
 def test_an_executor_that_broke_is_begun_again(ready: Ready) -> None:
-    project, script_id, executor = ready
-    failing(executor, 1, _raises(BrokenExecutor()))
-    apply(project, script_id)
-    assert executor.begun == 3, "for the copy, once more for it, and for the comparison"
-    assert_in_step(project, script_id)
+    failing(ready.executor, 1, _raises(BrokenExecutor()))
+    ready.apply()
+    assert ready.executor.begun == 3, "for the copy, once more for it, and for the comparison"
+    assert_in_step(ready.project, ready.script_id)
 
 
 LOWERED = """
@@ -501,49 +494,40 @@ def test_rows_that_collide_are_told_with_the_exit_code_of_findings_by_safe_id(pr
     assert "example.com" not in str(told.value)
 
 
-def test_a_worker_with_another_version_or_another_script_refuses(ready: Ready) -> None:
-    project, script_id, executor = ready
-
-    def older(plain: Plain) -> Plain:
-        return work({**plain, "basis": {**plain["basis"], "version": "0.0.1"}})
-
-    executor.carry = older
-    with pytest.raises(ConfigurationError, match="0\\.0\\.1"):
-        apply(project, script_id)
-
-    def edited(plain: Plain) -> Plain:
-        return work({**plain, "basis": {**plain["basis"], "digest": "0" * 64}})
-
-    executor.carry = edited
-    with pytest.raises(Refused, match="other script"):
-        apply(project, script_id)
-
-    def elsewhere(plain: Plain) -> Plain:
-        return work({**plain, "basis": {**plain["basis"], "config": "/nowhere/rekey.toml"}})
-
-    executor.carry = elsewhere
-    with pytest.raises(ConfigurationError, match="no configuration"):
-        apply(project, script_id)
-    assert not project.rows("UsersV2")
+@pytest.mark.parametrize(
+    ("basis", "error", "words"),
+    [
+        ({"version": "0.0.1"}, ConfigurationError, r"0\.0\.1"),
+        ({"digest": "0" * 64}, Refused, "other script"),
+        ({"config": "/nowhere/rekey.toml"}, ConfigurationError, "no configuration"),
+    ],
+    ids=["version", "script", "configuration"],
+)
+def test_a_worker_of_another_basis_refuses(
+    ready: Ready, basis: dict[str, str], error: type[Exception], words: str
+) -> None:
+    ready.executor.carry = lambda plain: work({**plain, "basis": {**plain["basis"], **basis}})
+    with pytest.raises(error, match=words):
+        ready.apply()
+    assert not ready.project.rows("UsersV2")
 
 
 def test_a_stop_is_heeded_between_tasks_and_the_next_run_goes_on(ready: Ready) -> None:
-    project, script_id, executor = ready
     stop = StopFlag()
 
     def then_stop(plain: Plain) -> Plain:
         stop.request()
         return work(plain)
 
-    executor.carry = then_stop
+    ready.executor.carry = then_stop
     with pytest.raises(Interrupted):
-        apply(project, script_id, stop=stop)
-    copied = len(project.rows("UsersV2"))
+        ready.apply(stop=stop)
+    copied = len(ready.project.rows("UsersV2"))
     assert 0 < copied < ROWS
-    executor.carry = work
-    apply(project, script_id)
-    assert counters(project, script_id)["target_rows_inserted"] == ROWS - copied
-    assert_in_step(project, script_id)
+    ready.executor.carry = work
+    ready.apply()
+    assert ready.counters()["target_rows_inserted"] == ROWS - copied
+    assert_in_step(ready.project, ready.script_id)
 
 
 # --- rates that follow the service ------------------------------------------------------------------------
@@ -551,22 +535,20 @@ def test_a_stop_is_heeded_between_tasks_and_the_next_run_goes_on(ready: Ready) -
 
 def test_tasks_share_the_rate_at_which_rates_begin_that_follow_the_service(ready: Ready) -> None:
     """Each process finds its own limit; how they share one: `tests/scenarios/copy/test_service_rates.py`."""
-    project, script_id, executor = ready
-    path = project.folder / "rekey.toml"
+    path = ready.project.folder / "rekey.toml"
     text = path.read_text("utf-8").replace("[limits]", '[limits]\nentities_per_second = "auto"')
     path.write_text(text, "utf-8")
-    apply(project, script_id)
-    given = [(one["entities_per_second"], one["begins"]) for one in executor.given]
+    ready.apply()
+    given = [(one["entities_per_second"], one["begins"]) for one in ready.executor.given]
     assert set(given) == {(0, 20_000 // 3)}
-    assert_in_step(project, script_id)
+    assert_in_step(ready.project, ready.script_id)
 
 
 # --- the operator's word --------------------------------------------------------------------------------
 
 
 def test_rates_are_shared_by_the_tasks_at_a_time_and_a_pause_holds_tasks_back(ready: Ready) -> None:
-    project, script_id, executor = ready
-    state = project.config.state
+    state = ready.project.config.state
     steering.say(
         state, steering.Steering(entities_per_second=3_000_000, partition_entities_per_second=900_000)
     )
@@ -574,24 +556,97 @@ def test_rates_are_shared_by_the_tasks_at_a_time_and_a_pause_holds_tasks_back(re
 
     def pausing(plain: Plain) -> Plain:
         if not held:
-            held.append(seconds(project))
+            held.append(ready.seconds())
             steering.say(state, steering.Steering(paused=True))
-        project.clock.advance(1)
+        ready.project.clock.advance(1)
         return work(plain)
 
-    executor.carry = pausing
-    looked = project.clock.sleep
+    ready.executor.carry = pausing
+    looked = ready.project.clock.sleep
 
     async def sleep(wait: float) -> None:
-        if held and seconds(project) - held[0] > 5:
+        if held and ready.seconds() - held[0] > 5:
             steering.say(state, steering.Steering())
         await looked(wait)
 
-    project.clock.sleep = sleep  # type: ignore[method-assign]
-    apply(project, script_id)
-    first = executor.given[0]
+    ready.project.clock.sleep = sleep  # type: ignore[method-assign]
+    ready.apply()
+    first = ready.executor.given[0]
     assert first["entities_per_second"] == 1_000_000
     assert first["partition_entities_per_second"] == 300_000
-    assert executor.given[-1]["entities_per_second"] == 0
-    assert seconds(project) - held[0] > 5
-    assert_in_step(project, script_id)
+    assert ready.executor.given[-1]["entities_per_second"] == 0
+    assert ready.seconds() - held[0] > 5
+    assert_in_step(ready.project, ready.script_id)
+
+
+# --- requests of workers are counted ------------------------------------------------------------------------
+
+
+def requests(project: Project, script_id: str) -> Counter[str]:
+    """Requests that were kept with all runs of the phase that copies, by kind."""
+    with project.session() as session:
+        runs = [one for one in session.state.phase_runs(script_id) if one.phase == Phase.BACKFILL]
+        return sum((Counter(one.requests) for one in runs), Counter())
+
+
+def told_by(executor: Inline) -> Counter[str]:
+    """Requests that workers told of, by kind."""
+    return sum((Counter(one["sent"]) for one in executor.answers), Counter())
+
+
+def test_what_workers_send_is_counted_with_what_the_runner_sends(tmp_path: Path) -> None:
+    """While rows are copied, by kind as without workers, but for what a round of batches asks: control row,
+    lease, and the time. (`reconcile` reads otherwise with workers, ADR 0036.)"""
+    counted = []
+    for name, executor in (("alone", ""), ("with workers", NAME)):
+        project = Project(tmp_path / name)
+        script_id = with_users(project, 800)
+        with inline(project) as workers:
+            apply(project, script_id, executor=executor)
+        counted.append(requests(project, script_id))
+    alone, spread = counted
+    told = told_by(workers)
+    rounds = spread["table"] - alone["table"]
+    assert 0 < rounds <= told["batch"] + told["write"]
+    assert abs(spread["read"] - 2 * rounds - alone["read"]) <= 12
+    # A slice begins with a page of its own and ends with batches that nothing fills; where a range can
+    # be split is asked for in pages.
+    for kind, most in (("batch", 48), ("scan", 48)):
+        assert abs(spread[kind] - alone[kind]) <= most, kind
+    assert abs(spread["write"] + spread["operations"] - alone["write"] - alone["operations"]) <= 12
+    assert told["operations"] >= 0.8 * alone["operations"]
+
+
+def test_of_a_task_that_is_lost_its_own_requests_alone_are_not_known(ready: Ready) -> None:
+    accounts: list[Accounts] = []
+
+    def connect(config: Config) -> Accounts:
+        accounts.append(Project.connect(ready.project, config))
+        return accounts[-1]
+
+    ready.project.connect = connect  # type: ignore[method-assign]
+    failing(ready.executor, 1, _done_and_not_answered)
+    ready.apply()
+    assert ready.counters()["tasks_lost"] == 1
+    assert accounts[0].by_workers == told_by(ready.executor)
+
+
+def _done_and_not_answered(plain: Plain) -> Plain:
+    work(plain)
+    raise ValueError
+
+
+def test_what_workers_told_is_kept_with_each_checkpoint(ready: Ready) -> None:
+    ready.executor.tasks = 1
+
+    def carry(plain: Plain) -> Plain:
+        if ready.executor.answers:
+            raise KeyboardInterrupt
+        return work({**plain, "seconds": 0.0})
+
+    ready.executor.carry = carry
+    with pytest.raises(KeyboardInterrupt):
+        ready.apply()
+    with ready.project.session() as session:
+        [killed] = [one for one in session.state.phase_runs(ready.script_id) if one.phase == "backfill"]
+    assert Counter(killed.requests) >= told_by(ready.executor) > Counter()
