@@ -165,6 +165,14 @@ _LIVED: dict[Hashable, tuple[Project, dict[Path, tuple[int, bytes]]]] = {}
 """Projects as they were when their life so far had been lived, and what was in their folders."""
 
 
+def project_of(folder: Path, script: str, rows: Iterable[Row], *, name: str = "0001_users.py") -> Project:
+    """Return a project of one script, whose source holds some rows."""
+    project = Project(folder)
+    script_id = project.script(script, name)
+    asyncio.run(project.fill(project.scripts[script_id].migration.source, rows))
+    return project
+
+
 def lived(name: Hashable, folder: Path, live: Callable[[Project], None]) -> Project:
     """Return a project of one's own that has lived so far: the first of a name lives, all others are copies.
 

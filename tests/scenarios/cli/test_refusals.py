@@ -14,7 +14,7 @@ import pytest
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.state.filelock import FileLock
 from tests.asserts.command_line import Commands, Said
-from tests.worlds.projects import CONFIG, POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.projects import CONFIG, POSTS_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
@@ -36,10 +36,7 @@ WAIVED = USERS_SCRIPT.replace(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(made.fill("Users", [user(f"user{number}@example.com") for number in range(5)]))
-    return made
+    return project_of(tmp_path, USERS_SCRIPT, [user(f"user{number}@example.com") for number in range(5)])
 
 
 def assert_clear(said: Said) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -20,7 +19,7 @@ from rekey.runner.steering import Steering
 from rekey.state.store import State
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import USERS_SCRIPT, Project, project_of
 from tests.worlds.small import user
 
 SCRIPT = "0001_users"
@@ -28,11 +27,8 @@ SCRIPT = "0001_users"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
     rows = [user(f"user{number:04}@example.com", f"p{number % 5}") for number in range(120)]
-    asyncio.run(made.fill("Users", rows))
-    return made
+    return project_of(tmp_path, USERS_SCRIPT, rows)
 
 
 def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.worlds.evidence import exported, with_key
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import USERS_SCRIPT, Project, project_of
 from tests.worlds.small import Killed, post, user
 
 SCRIPT = "0001_users"
@@ -33,10 +33,7 @@ def users(count: int = ROWS) -> list[Row]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(made.fill("Users", users()))
-    return made
+    return project_of(tmp_path, USERS_SCRIPT, users())
 
 
 def everything(project: Project) -> dict[str, object]:

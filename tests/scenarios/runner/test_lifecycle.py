@@ -39,7 +39,7 @@ from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.evidence import prove
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.scripts import under_writes
 from tests.worlds.small import SECRET, Killed, contents, mapped, post, user
 
@@ -65,10 +65,7 @@ def users(count: int) -> list[Row]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(made.fill("Users", users(230)))
-    return made
+    return project_of(tmp_path, USERS_SCRIPT, users(230))
 
 
 def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> commands.Applied:

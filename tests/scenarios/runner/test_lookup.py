@@ -16,7 +16,7 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import Row, content_of
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
@@ -29,10 +29,7 @@ def users() -> list[Row]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(made.fill("Users", users()))
-    return made
+    return project_of(tmp_path, USERS_SCRIPT, users())
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from rekey.tables.base import Operation, Verb
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.soaking import others_in_soak
 from tests.worlds.company import Client, Company
-from tests.worlds.projects import Project
+from tests.worlds.projects import Project, project_of
 from tests.worlds.scripts import RACES, named, under_writes
 from tests.worlds.small import Killed, contents, halves, mapped, racer
 
@@ -57,10 +57,12 @@ class Watch:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(RACES_SCRIPT, f"{SCRIPT}.py")
-    asyncio.run(made.fill("Races", [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(180)]))
-    return made
+    return project_of(
+        tmp_path,
+        RACES_SCRIPT,
+        [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(180)],
+        name=f"{SCRIPT}.py",
+    )
 
 
 def in_step(project: Project) -> bool:

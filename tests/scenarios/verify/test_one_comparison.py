@@ -25,7 +25,7 @@ from rekey.verify.report import FullReport, TableRead
 from tests.asserts.command_line import CommandsOn
 from tests.fakes.executors import NAME, inline
 from tests.fakes.faults import Call
-from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 SCRIPT = "0001_users"
@@ -36,9 +36,9 @@ FIRST, SECOND, THIRD, NEW = (f"user{number:04}@example.com" for number in (0, 1,
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(made.fill("Users", [user(f"user{number:04}@example.com", "p0") for number in range(ROWS)]))
+    made = project_of(
+        tmp_path, USERS_SCRIPT, [user(f"user{number:04}@example.com", "p0") for number in range(ROWS)]
+    )
     made.clock.advance(3_600)
     return made
 
