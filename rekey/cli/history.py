@@ -49,22 +49,17 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
         return shell.emit(plain(migration), "\n".join(migration.lines(shell.command)))
     if migration.kept is None:
         raise refusal("no-script-kept", script=migration.script_id, day=migration.begun_at[:10])
-    document = {
-        "script_id": migration.script_id,
-        "begun_at": migration.kept.begun_at,
-        "digest": migration.kept.digest,
-    }
+    kept, script_id = migration.kept, migration.script_id
+    document = {"script_id": script_id, "begun_at": kept.begun_at, "digest": kept.digest}
     if out is None:
-        text = decode_source(migration.kept.content)
+        text = decode_source(kept.content)
         return shell.emit({**document, "script": text}, text)
     try:
         with out.open("xb") as file:
-            file.write(migration.kept.content)
+            file.write(kept.content)
     except OSError as error:
         raise refusal("script-not-written", file=out, reason=type(error).__name__) from None
-    return shell.emit(
-        {**document, "out": str(out)}, f"{migration.script_id}: written to {out}, as it was begun"
-    )
+    return shell.emit({**document, "out": str(out)}, f"{script_id}: written to {out}, as it was begun")
 
 
 def _begun(shell: Shell) -> list[Begun]:

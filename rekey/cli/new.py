@@ -114,11 +114,9 @@ async def _matching_tables(shell: Shell, config: Config, pattern: str) -> list[s
 
 
 def _resolve(name: str, ids: list[str]) -> str:
-    matches = [script_id for script_id in ids if script_id == name] or [
-        script_id for script_id in ids if name and script_id.startswith(name)
-    ]
+    exact = [name] if name in ids else []
+    matches = exact or [script_id for script_id in ids if name and script_id.startswith(name)]
     if len(matches) != 1:
-        raise click.UsageError(
-            f"--depends: {name!r} names {len(matches)} scripts; there are: {', '.join(ids)}"
-        )
+        there = f"there are: {', '.join(ids)}"
+        raise click.UsageError(f"--depends: {name!r} names {len(matches)} scripts; {there}")
     return matches[0]

@@ -140,9 +140,7 @@ async def _make(
                 (open_migration(Prepared.of(config, script), accounts), script.script_id) for script in chosen
             ]
             # With the safe ids of a migration that has begun, so that plan and errors name a row alike.
-            subjects = [
-                await subject_of(migration, state.migration(script_id)) for migration, script_id in opened
-            ]
+            subjects = [await subject_of(each, state.migration(script_id)) for each, script_id in opened]
         clock, progress = shell.clock, shell.progress()
         return await make_plan(
             subjects, accounts.tables, options, one_reading=same_source, clock=clock, progress=progress

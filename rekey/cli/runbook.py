@@ -27,10 +27,8 @@ def runbook(shell: Shell, name: str | None) -> ExitCode:
     if name is None:
         following = f"`{shell.command('runbook NAME')}` shows one"
         text = report([*table(("runbook", "when"), runbooks.items()), "", following])
-        return shell.emit(
-            {"runbooks": [{"name": runbook_name, "when": when} for runbook_name, when in runbooks.items()]},
-            text,
-        )
+        listed = [{"name": runbook, "when": when} for runbook, when in runbooks.items()]
+        return shell.emit({"runbooks": listed}, text)
     if name not in runbooks:
         raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(runbooks)}")
     return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_link_text, _page(name)))

@@ -61,9 +61,8 @@ async def _serving(
 ) -> AsyncIterator[str]:
     """Serve some migrations while the context lasts; yield the URL. Raises as `served`."""
     where, settings = Address.of(address), project.config.serve
-    token = (
-        read_local("the token of `rekey serve`", "[serve.token]", settings.token) if settings.token else None
-    )
+    source = settings.token
+    token = read_local("the token of `rekey serve`", "[serve.token]", source) if source else None
     access = Access(token, settings.certificate, settings.key)
 
     async def document() -> Document:

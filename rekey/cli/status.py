@@ -59,14 +59,9 @@ def status(
 
     seen = shell.do(once())
     lines = [line for group in seen.groups for line in [*group.lines(shell.command), ""]]
-    lines += [
-        line
-        for status in sorted(seen.statuses, key=lambda status: status.verdict.safe)
-        for line in [
-            *status_lines(status, shell.command, requests=requests, verbose=shell.options.verbose > 0),
-            "",
-        ]
-    ]
+    verbose = shell.options.verbose > 0
+    for status in sorted(seen.statuses, key=lambda status: status.verdict.safe):
+        lines += [*status_lines(status, shell.command, requests=requests, verbose=verbose), ""]
     for script_id, error in () if scripts or group else project.broken.items():
         if script_id not in project.scripts:
             what = f"Its script cannot be used: {error.what}. Nothing is known of it."

@@ -597,28 +597,20 @@ def _hooks(section: Section) -> Hooks:
 
 
 def _proxy(section: Section) -> Proxy:
-    access, views_section = _serve(section.section("access"), ProxyAccess), section.section("views")
-    own = {
-        name: views_section.section(name)
-        for name, value in views_section.content.items()
-        if isinstance(value, dict)
-    }
+    access, views = _serve(section.section("access"), ProxyAccess), section.section("views")
+    own = {name: views.section(name) for name, value in views.content.items() if isinstance(value, dict)}
     for name in own:
         if name not in access.keys:
-            views_section.fail(
-                name, "is no key of [proxy.access.keys]", "write [proxy.views.NAME] for the key NAME"
-            )
-    views, own_views = (
-        _aliases(views_section.without(*own)),
-        {name: _aliases(names) for name, names in own.items()},
-    )
+            cure = "write [proxy.views.NAME] for the key NAME"
+            views.fail(name, "is no key of [proxy.access.keys]", cure)
+    shared, own_views = _aliases(views.without(*own)), {name: _aliases(of) for name, of in own.items()}
     limits = section.without("views", "access").read(ProxyLimits)
     if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
         section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
     if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
         cure = "give it longest_operation and freeze_wait"
         section.fail("request", "is shorter than a write may take", cure)
-    return Proxy(limits, views, own_views, access)
+    return Proxy(limits, shared, own_views, access)
 
 
 def _aliases(section: Section) -> dict[str, str]:

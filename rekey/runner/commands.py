@@ -477,7 +477,7 @@ def _rollback(
         named = runs[0].declared.named if whole else script_ids[0]
         raise refusal("targets-undecided", script=named, targets=targets)
     for script_id in script_ids:
-        session.ledger.require_way_back(script_id, downto)
+        session.ledger.require_rollback(script_id, downto)
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:

@@ -122,10 +122,8 @@ class _Mender:
     def _expected(self, row: Row | None) -> Rows:
         if row is None:
             return {}
-        return {
-            TargetKey(number, *key_of(index_row)): index_row
-            for number, index_row in self.mapper.index_rows(row)
-        }
+        rows = self.mapper.index_rows(row)
+        return {TargetKey(number, *key_of(index_row)): index_row for number, index_row in rows}
 
     async def _write(self, expected: Rows, actual: Rows) -> bool:
         done = True

@@ -105,9 +105,7 @@ class Watch:
         """Return samples and events as JSON-able data."""
         return {
             "sample_every_s": SAMPLE_EVERY_S,
-            "samples": {
-                script: [asdict(sample) for sample in samples] for script, samples in self.samples.items()
-            },
+            "samples": {script: [*map(asdict, samples)] for script, samples in self.samples.items()},
             "events": [asdict(event) for event in self.events],
         }
 
@@ -124,9 +122,8 @@ class Watch:
 
 def changes(before: Document | None, now: Document) -> Iterator[Event]:
     """Yield the changes from one document to the next, in words."""
-    known = (
-        {} if before is None else {migration["script_id"]: migration for migration in before["migrations"]}
-    )
+    migrations = () if before is None else before["migrations"]
+    known = {migration["script_id"]: migration for migration in migrations}
     for migration in now["migrations"]:
         old = known.get(migration["script_id"])
         if old is not None:

@@ -116,10 +116,7 @@ class Ledger:
                     first = waits_for[0]
                     raise GateClosed(
                         migration.phase,
-                        [
-                            f"{script_id} waits for `{migration.phase}` of {migration.script_id}"
-                            for migration in waits_for
-                        ],
+                        [f"{script_id} waits for `{each.phase}` of {each.script_id}" for each in waits_for],
                         hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
                     )
             backend.apply_migrations(backend.to_apply(wanted))
@@ -138,7 +135,7 @@ class Ledger:
             backend.rollback_migrations(backend.to_rollback(self._listed(script_id, undone)))
         return undone[::-1]
 
-    def require_way_back(self, script_id: str, downto: Phase | None) -> None:
+    def require_rollback(self, script_id: str, downto: Phase | None) -> None:
         """Raise Refused as `rollback` does; nothing is taken back."""
         with self._exclusive() as backend:
             self._undone(backend, script_id, downto)

@@ -544,9 +544,8 @@ async def _missing(
     declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase, accounts: Accounts
 ) -> tuple[str, ...]:
     tables, restricted = stands_on(declared, scripts, phase)
-    asked = [(accounts.tables, name) for name in tables] + [
-        (accounts.restricted, name) for name in restricted
-    ]
+    asked = [(accounts.tables, name) for name in tables]
+    asked += [(accounts.restricted, name) for name in restricted]
     there = await asyncio.gather(*(service.table_exists(name) for service, name in asked))
     return tuple(name for (_, name), exists in zip(asked, there, strict=True) if not exists)
 
@@ -563,9 +562,8 @@ async def _intents(
         return Intents(0, None)
     unsettled = [age for age in intents if not age.settled]
     oldest_at = min((age.since for age in unsettled), default=None)
-    return Intents(
-        len(unsettled), oldest_at, len(intents) - len(unsettled), _abandoned(unsettled, clients, now)
-    )
+    abandoned = _abandoned(unsettled, clients, now)
+    return Intents(len(unsettled), oldest_at, len(intents) - len(unsettled), abandoned)
 
 
 def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now: int) -> Abandoned | None:

@@ -223,9 +223,8 @@ def _kept(status: Status) -> _Fields:
     if status.retention_ends_at is not None:
         yield "retention", f"ends {moment(status.retention_ends_at)}"
     erased = [cohort.erased_on for cohort in facts.store.cohorts if cohort.erased_on]
-    kept = sorted(
-        (cohort for cohort in facts.store.cohorts if not cohort.erased_on), key=lambda cohort: cohort.over_at
-    )
+    kept = [cohort for cohort in facts.store.cohorts if not cohort.erased_on]
+    kept.sort(key=lambda cohort: cohort.over_at)
     if facts.due:
         names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)
         over = f"over: {names}" if names else "over"

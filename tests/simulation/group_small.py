@@ -181,7 +181,7 @@ def at_work() -> Iterator[None]:
             ("closed_by_source", open_gate),
             ("_check_back", nothing),
             ("_bring_back", each),
-            ("_prove_the_way_back", nothing),
+            ("_prove_rollback", nothing),
             ("_prove_under_freeze", prove),
         ):
             stack.enter_context(mock.patch.object(cutover, name, work))

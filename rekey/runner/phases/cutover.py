@@ -326,7 +326,7 @@ async def undo(run: Run) -> Counters | None:
         return run.crossed or None
     for member in run.run_group:
         with of_member(member):
-            await _require_way_back(member)
+            await _require_rollback(member)
     if run.is_delta:
         await _copy_back(run, now)
         return run.crossed
@@ -340,7 +340,7 @@ async def undo(run: Run) -> Counters | None:
     return None
 
 
-async def _require_way_back(run: Run) -> None:
+async def _require_rollback(run: Run) -> None:
     """Raise GateClosed, as `undo` does, before anything is written."""
     name = run.declared.named
     if not run.declared.migration.reverse:
@@ -371,7 +371,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
         for member in run.run_group:
             with of_member(member):
                 await _bring_back(member, now)
-                await _prove_the_way_back(member)
+                await _prove_rollback(member)
     except Exception:
         await leave_freeze(run, ControlPhase.CUTOVER)
         raise
@@ -445,7 +445,7 @@ async def _each_changed(
             advance(len(page.rows))
 
 
-async def _prove_the_way_back(run: Run) -> None:
+async def _prove_rollback(run: Run) -> None:
     """Compare everything; repair the index tables, which the application wrote itself since cutover.
 
     Raises:
