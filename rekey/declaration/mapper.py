@@ -10,13 +10,7 @@ from typing import NamedTuple
 import orjson
 
 from rekey.core.edm import STRING, edm_type
-from rekey.core.limits import (
-    SURELY_ADDRESSED,
-    SURELY_SMALL_FIELDS,
-    check_address,
-    check_key,
-    check_row,
-)
+from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Migration, Target

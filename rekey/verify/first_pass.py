@@ -34,11 +34,7 @@ LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 
 
 async def add_digests(
-    ctx: ReconcileContext,
-    work: Partial,
-    *,
-    checkpoint: Checkpoint = keep_nothing,
-    trace: Trace | None = None,
+    ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint = keep_nothing, trace: Trace | None = None
 ) -> None:
     """Read the rest of the parts of `work` and add the rows to its digests, page by page.
 

@@ -197,8 +197,8 @@ class RereadBuckets(DigestChanges):
     def change(self, work: Partial) -> None:
         """Replace the digests of the first pass by those of the second."""
         for number, buckets in enumerate(self._differing):
-            for sums in (work.expected[number], work.actual[number]):
-                sums.clear(buckets)
+            for digests in (work.expected[number], work.actual[number]):
+                digests.clear(buckets)
         super().change(work)
 
 

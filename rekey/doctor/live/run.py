@@ -107,10 +107,10 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
                 "check": name,
                 "account": section,
                 "what": CHECKS[name]["what"],
-                "seen": {word: str(there) for word, there in one.items()},
-                "deviations": deviations(name, one, azurite=azurite),
+                "seen": {word: str(there) for word, there in check_seen.items()},
+                "deviations": deviations(name, check_seen, azurite=azurite),
             }
-            for section, name, azurite, one in seen
+            for section, name, azurite, check_seen in seen
         ],
     }
 
