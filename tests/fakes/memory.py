@@ -189,9 +189,13 @@ _KINDS = {
 _READS = frozenset({"get", "page", "table_exists", "server_time"})
 
 
-async def _pass(_call: Call) -> None:
+async def open_gate(_call: Call) -> None:
     """The gate without a scheduler: let other tasks run, as waiting for an answer would."""
     await asyncio.sleep(0)
+
+
+async def instant_gate(_call: Call) -> None:
+    """The gate that lets no other task run in between."""
 
 
 class MemoryTableService:
@@ -220,7 +224,7 @@ class MemoryTableService:
         self.mood, self.is_target_account = mood, is_target_account
         self.clock: Clock = clock or SystemClock()
         self.faults: Faults = faults or NoFaults()
-        self.gate: Gate = gate or _pass
+        self.gate: Gate = gate or open_gate
         self._deletion_ticks = round(deletion_seconds * TICKS_PER_SECOND)
         self._tables: dict[str, StoredRows] = {}
         self._names: dict[str, str] = {}

@@ -44,6 +44,7 @@ from rekey.status.judge import Status
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
 from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
+from tests.fakes.memory import open_gate
 from tests.worlds.evidence import prove
 from tests.worlds.projects import Project
 from tests.worlds.scripts import under_writes
@@ -198,16 +199,13 @@ class Company:
                 if effects >= at:
                     raise Killed
 
-        async def alive(_call: Call) -> None:
-            await asyncio.sleep(0)
-
         accounts = self.project.tables, self.project.targets, self.project.restricted
         for account in accounts:
             account.gate = kill
         with suppress(Killed):
             yield
         for account in accounts:
-            account.gate = alive
+            account.gate = open_gate
 
     # --- looking ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -204,3 +205,8 @@ def delete(key: EntityKey, etag: str | None = None) -> Operation:
 def memory_world(migration: Migration, service: MemoryTableService) -> DualWorld:
     """A world in `dual_write`, its backfill done."""
     return DualWorld(service, migration)
+
+
+async def sleep_forever(_seconds: float) -> None:
+    """A pause that does not end: nothing is tried again."""
+    await asyncio.Event().wait()

@@ -17,7 +17,7 @@ from rekey.state.audit import AuditEvent
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
-from tests.fakes.memory import Gate
+from tests.fakes.memory import Gate, instant_gate
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
 from tests.worlds.small import Killed, post, user
 
@@ -156,13 +156,10 @@ def state_bytes(project: Project) -> bytes:
 def killed_by(project: Project, gate: Gate) -> Iterator[None]:
     """Let a gate kill what runs; afterwards its lease is over."""
 
-    async def alive(_call: Call) -> None:
-        return
-
     project.tables.gate = project.restricted.gate = gate
     with suppress(Killed):
         yield
-    project.tables.gate = project.restricted.gate = alive
+    project.tables.gate = project.restricted.gate = instant_gate
     project.clock.advance(LEASE_S)
 
 

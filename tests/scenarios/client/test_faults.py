@@ -29,8 +29,18 @@ from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import MemoryTableService
-from tests.worlds.dual_write import TAGGED, delete, insert, key_row, memory_world, merge, replace, upsert
+from tests.fakes.memory import MemoryTableService, open_gate
+from tests.worlds.dual_write import (
+    TAGGED,
+    delete,
+    insert,
+    key_row,
+    memory_world,
+    merge,
+    replace,
+    sleep_forever,
+    upsert,
+)
 from tests.worlds.small import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
@@ -70,7 +80,7 @@ async def test_a_replica_that_refuses_the_credential_is_told_in_the_log_and_in_t
 ) -> None:
     """Nothing mends itself there, and the caller must not be failed: so the operator is told, once."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     said = CredentialRefused("write a row of UsersV2: 403", code="AuthorizationFailure", status=403)
 
     async def refuse(call: Call) -> None:
@@ -99,7 +109,7 @@ async def test_a_refused_credential_names_account(memory: MemoryTableService, ta
 
     freely, memory.gate = memory.gate, refuse
     with pytest.raises(CredentialRefused, match=f"the {which} account refused .* of {table}") as caught:
-        await world.writer(sleep=_never).write([merge(user(ANN.row, Age=2))])
+        await world.writer(sleep=sleep_forever).write([merge(user(ANN.row, Age=2))])
     assert caught.value.status == 403 and "every table of the migration" in caught.value.hint
     memory.gate = freely
     await world.sweep()
@@ -224,7 +234,7 @@ async def test_the_next_write_waits_for_a_takeover(memory: MemoryTableService, v
 
 async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
     await writer.write([replace(user(ANN.row, Age=2))])
     memory.faults = PlannedFaults()
@@ -234,7 +244,7 @@ async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService)
 
 async def test_a_repeated_failure_is_left_to_the_sweeper(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
     await writer.write([replace(user(ANN.row, Age=2))])
     await writer.settle()
@@ -260,7 +270,7 @@ async def test_what_is_left_is_not_tried_once_another_side_may_decide(
     memory: MemoryTableService, phase: ControlPhase, steps: int, tried: bool
 ) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
     await writer.write([replace(user(ANN.row, Age=2))])
     while world.permits.in_use:
@@ -284,9 +294,9 @@ async def test_an_open_outcome_of_a_replica_keeps_the_intent(memory: MemoryTable
 
     memory.gate = catch
     memory.faults = failing("UsersV2", FaultKind.LOST_REQUEST, "insert", times=1)
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     await writer.write([insert(user(ANN.row))])
-    await world.writer(client="c2", sleep=_never).write([delete(ANN)])
+    await world.writer(client="c2", sleep=sleep_forever).write([delete(ANN)])
     assert world.intents >= 1
     await world.targets[0].insert(late[0])
     await writer.close()
@@ -313,7 +323,7 @@ WRITES = {
 @pytest.mark.parametrize("what", WRITES)
 async def test_a_lost_answer_is_settled(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=_action(what), table="Users", times=1))
     [etag] = await writer.write([WRITES[what]])
     assert etag == (None if what == "delete" else world.etag("Users", WRITES[what].key))
@@ -384,7 +394,7 @@ async def test_without_replicas_a_racing_write_is_ambiguous(memory: MemoryTableS
 async def test_an_error_after_sending_never_says_nothing_written(memory: MemoryTableService) -> None:
     """A mapping row that cannot be unsealed is found while the authority is written."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
 
     async def unreadable(_work: object) -> None:
         raise SealedUnreadable("rekeymap", "a row", "it was altered")
@@ -400,7 +410,7 @@ async def test_an_error_after_sending_never_says_nothing_written(memory: MemoryT
 @pytest.mark.parametrize("what", ["replace", "merge", "delete"])
 async def test_lost_conditional_write_settled(memory: MemoryTableService, kind: FaultKind, what: str) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=what, table="Users", times=1))
     await writer.write([dataclasses.replace(WRITES[what], etag=world.etag("Users", ANN))])
     await writer.settle()
@@ -449,7 +459,7 @@ async def test_another_clients_equal_write_is_not_ones_own(memory: MemoryTableSe
     memory.gate = _once("get", "Users", lambda: second.write([insert(user(ANN.row))]))
     with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await first.write([insert(user(ANN.row))])
-    memory.gate = _pass
+    memory.gate = open_gate
     await first.settle()
     await second.settle()
     await world.assert_quiet()
@@ -476,7 +486,7 @@ async def test_a_lost_refusal_is_found_again(
 
 async def test_what_cannot_be_looked_at_is_open_and_the_intent_stays(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = PlannedFaults(
         Planned(Fault(FaultKind.LOST_ANSWER), action="replace", table="Users", times=1),
         Planned(Fault(FaultKind.BUSY), action="get", table="Users", times=1),
@@ -503,7 +513,7 @@ async def test_without_the_restricted_store_nothing_is_sent(memory: MemoryTableS
     memory.faults = failing(table)
     for operation in (replace(user(ANN.row, Age=2)), insert(user("bob@example.com")), delete(ANN)):
         with pytest.raises(Unavailable, match="nothing was written"):
-            await world.writer(sleep=_never).write([operation])
+            await world.writer(sleep=sleep_forever).write([operation])
     memory.faults = PlannedFaults()
     assert world.rows("Users") == before
     await world.sweep()
@@ -538,11 +548,11 @@ async def test_cancellation_leaves_an_intent_or_nothing(memory: MemoryTableServi
         await asyncio.sleep(0)
 
     memory.gate = cancel
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     writing = asyncio.ensure_future(writer.write([replace(user(ANN.row, Age=2))]))
     with suppress(asyncio.CancelledError):
         await writing
-    memory.gate = _pass
+    memory.gate = open_gate
     await writer.settle()
     assert world.intents or world.actual() == world.expected()
     await world.sweep()
@@ -560,10 +570,10 @@ async def test_an_operation_ends_at_its_deadline(memory: MemoryTableService, tab
             await asyncio.Event().wait()
 
     memory.gate = hang
-    writer = world.writer(sleep=_never, longest=0.05)
+    writer = world.writer(sleep=sleep_forever, longest=0.05)
     with pytest.raises(ServiceError, match=says):
         await writer.write([replace(user(ANN.row, Age=2))])
-    memory.gate = _pass
+    memory.gate = open_gate
     await writer.settle()
     await world.sweep()
     await world.assert_quiet()
@@ -577,10 +587,10 @@ async def test_a_replica_that_hangs_is_left_at_the_deadline(memory: MemoryTableS
             await asyncio.Event().wait()
 
     memory.gate = hang
-    writer = world.writer(sleep=_never, longest=0.05)
+    writer = world.writer(sleep=sleep_forever, longest=0.05)
     [etag] = await writer.write([replace(user(ANN.row, Age=2))])
     assert etag == world.etag("Users", ANN)
-    memory.gate = _pass
+    memory.gate = open_gate
     await writer.settle()
     await world.assert_quiet()
 
@@ -603,7 +613,7 @@ async def test_an_intent_touched_while_it_is_swept_stays(memory: MemoryTableServ
 
     async def touch(call: Call) -> None:
         if call.action == "delete":
-            memory.gate = _pass
+            memory.gate = open_gate
             await world.journal.touch(intent, 1, "source", ANN)
 
     memory.gate = touch
@@ -652,10 +662,6 @@ async def test_the_journal_tells_clients_apart_and_can_be_cleared(memory: Memory
     assert world.intents == 0
 
 
-async def _never(_seconds: float) -> None:
-    await asyncio.Event().wait()
-
-
 def _action(what: str) -> str:
     return {"upsert": "insert_or_replace"}.get(what, what)
 
@@ -671,10 +677,6 @@ def _once(
             await due.pop()()
 
     return gate
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])

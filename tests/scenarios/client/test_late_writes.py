@@ -39,6 +39,7 @@ from rekey.runner.run import OPEN_S, WRITING_S, Options, StopFlag
 from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import open_gate
 from tests.simulation.dual_people import plan_for
 from tests.soaking import others_in_soak
 from tests.worlds.company import QUICK, Client, Company, application, as_application, company
@@ -113,16 +114,13 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
         if sent and not application.get():
             raise Killed
 
-    async def calm(_call: Call) -> None:
-        await asyncio.sleep(0)
-
     accounts = users.project.tables, users.project.restricted
     for account in accounts:
         account.gate = gate
     with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
         users.verify(repair=True)
     for account in accounts:
-        account.gate = calm
+        account.gate = open_gate
     users.do(users.clients[0].write(delete(key_of(user(gone["ContactEmail"])))))
     users.do(users.project.tables.table("UsersV2").insert(sent[0].row))
     users.live(OPEN_S + MARGIN_S)

@@ -23,7 +23,7 @@ from rekey.runner.commands import Mode
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options, Run
 from tests.fakes.faults import Call
-from tests.fakes.memory import Gate
+from tests.fakes.memory import Gate, instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.company import Client, Company, application, company
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
@@ -193,20 +193,17 @@ def test_a_freeze_that_cannot_be_drained_is_given_up_with_nothing_lost(users: Co
         if call.table == JOURNAL_TABLE and call.action == "page":
             [intent] = users.intents
             token = application.set("somebody")
-            users.project.restricted.gate = quietly
+            users.project.restricted.gate = instant_gate
             await users.project.restricted.table(JOURNAL_TABLE).upsert(content_of(intent))
             users.project.restricted.gate = again
             application.reset(token)
-
-    async def quietly(_call: Call) -> None:
-        return
 
     at_freeze(users, collide)
     with pytest.raises(Refused, match="still holds 1 intents") as refused:
         users.apply(Phase.CUTOVER)
     assert "back in `dual_write`" in refused.value.kept
     assert users.phase is ControlPhase.DUAL_WRITE
-    users.project.restricted.gate = quietly
+    users.project.restricted.gate = instant_gate
     users.apply(Phase.CUTOVER)
     assert users.phase is ControlPhase.CUTOVER
     assert users.intents == []

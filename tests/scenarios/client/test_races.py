@@ -28,7 +28,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from tests.fakes.faults import Call, Fault, FaultKind, PlannedFaults
-from tests.fakes.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService, instant_gate, open_gate
 from tests.soaking import others_in_soak
 from tests.worlds.dual_write import (
     TAGGED,
@@ -39,6 +39,7 @@ from tests.worlds.dual_write import (
     memory_world,
     merge,
     replace,
+    sleep_forever,
     upsert,
 )
 from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, USERS, post, user
@@ -69,7 +70,7 @@ async def held(
     """Begin a write and hold one call of it for as long as the context lasts; then let it end."""
     hold = Held(world.service, action, table)
     world.service.gate = hold.gate
-    writing = asyncio.ensure_future(world.writer(view, "held", sleep=_never).write([operation]))
+    writing = asyncio.ensure_future(world.writer(view, "held", sleep=sleep_forever).write([operation]))
     await hold.reached.wait()
     yield writing
     hold.go.set()
@@ -180,12 +181,12 @@ async def _between(
 
     async def gate(_call: Call) -> None:
         if next(calls) == number:
-            world.service.gate = _pass
+            world.service.gate = open_gate
             await answer(View.NEW, "two", other)
 
     world.service.gate = gate
     await answer(View.OLD, "one", call)
-    world.service.gate = _pass
+    world.service.gate = open_gate
     return answers
 
 
@@ -244,14 +245,14 @@ class Taken:
 
         async def gate(_call: Call) -> None:
             if next(calls) == number:
-                self.world.service.gate = _pass
+                self.world.service.gate = open_gate
                 if not self.is_gone:
                     await other.write([delete(key_of(self.in_view(former, self.other_view)))])
                 await self.write(other, insert(self.in_view(self.row(OTHER, "theirs"), self.other_view)))
 
         self.world.service.gate = gate
         await self.write(writer, self.operation_of(self.in_view(self.row(self.old_key, "mine"), self.view)))
-        self.world.service.gate = _pass
+        self.world.service.gate = open_gate
         return len(self.answers) > 1
 
     async def write(self, writer: Writer, operation: Operation) -> None:
@@ -275,7 +276,7 @@ class Taken:
 
 async def test_a_row_deleted_while_its_copy_was_inserted_does_not_stay(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare()
-    other = world.writer(client="c2", sleep=_never)
+    other = world.writer(client="c2", sleep=sleep_forever)
     async with held(world, insert(user(ANN.row)), "insert", "UsersV2"):
         await other.write([delete(ANN)])
         await other.settle()
@@ -306,7 +307,7 @@ async def test_a_slow_writer_never_takes_a_newer_row_away(memory: MemoryTableSer
     """Rows under older keys are read beside the write of the authority. What is found there may be another
     writer's, who has had his answer: it must be there at every moment from then on."""
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a")])
-    other = world.writer(client="c2", sleep=_never)
+    other = world.writer(client="c2", sleep=sleep_forever)
     # Its first read of the main target is of the new key, before it writes; the second is of the older one.
     hold = Held(memory, "get", "PostsV2", nth=2)
     answered = False
@@ -317,7 +318,7 @@ async def test_a_slow_writer_never_takes_a_newer_row_away(memory: MemoryTableSer
             assert "newest" in [row["Title"] for row in memory.dump("PostsV2")]
 
     memory.gate = gate
-    slow = world.writer(client="held", sleep=_never)
+    slow = world.writer(client="held", sleep=sleep_forever)
     writing = asyncio.ensure_future(slow.write([replace(post("hello", "2024-02", "b"))]))
     await hold.reached.wait()
     while memory.dump("Posts")[0]["Month"] != "2024-02":
@@ -334,7 +335,7 @@ async def test_rechecking_a_deleted_row_finds_it_under_its_new_key(memory: Memor
     that is older than the row's new key takes it for gone, and would delete its source row."""
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a")])
     world.permits.move(ControlPhase.CUTOVER)
-    writer = world.writer(View.NEW, sleep=_never)
+    writer = world.writer(View.NEW, sleep=sleep_forever)
     # An older index key is listed, so that the delete is looked after by propagate.
     await writer.write([replace(world.mapper.map(post("hello", "2024-01", "b"))[0].row)])
     await writer.settle()
@@ -343,7 +344,7 @@ async def test_rechecking_a_deleted_row_finds_it_under_its_new_key(memory: Memor
     memory.gate = hold.gate
     await writer.write([delete(EntityKey("2024-01", "hello"))])
     await hold.reached.wait()
-    other = world.writer(View.NEW, "c2", sleep=_never)
+    other = world.writer(View.NEW, "c2", sleep=sleep_forever)
     await other.write([insert(world.mapper.map(post("hello", "2024-02", "b"))[0].row)])
     await other.settle()
     hold.go.set()
@@ -391,7 +392,7 @@ class Storm:
         table, operation = self.late.pop(self.random.randrange(len(self.late)))
         service = self.world.service
         gate, faults = service.gate, service.faults
-        service.gate, service.faults = _at_once, PlannedFaults()
+        service.gate, service.faults = instant_gate, PlannedFaults()
         try:
             service.table(table)._run(operation.verb, (operation,)).send(None)
         except (StopIteration, RekeyError):
@@ -399,16 +400,18 @@ class Storm:
 
     async def run(self, views: list[View], rows: list[Row], *, steps: int) -> None:
         self.world.service.gate, self.world.service.faults = self.gate, self
-        writers = [self.world.writer(view, f"c{number}", sleep=_never) for number, view in enumerate(views)]
+        writers = [
+            self.world.writer(view, f"c{number}", sleep=sleep_forever) for number, view in enumerate(views)
+        ]
         await asyncio.gather(*(self._work(number, view, rows, steps) for number, view in enumerate(views)))
-        self.world.service.gate, self.world.service.faults = _pass, PlannedFaults()
+        self.world.service.gate, self.world.service.faults = open_gate, PlannedFaults()
         for writer in (*writers, *self.world._writers):
             await writer.close()
         while self.late:
             self._land()
 
     async def _work(self, number: int, view: View, rows: list[Row], steps: int) -> None:
-        writer = self.world.writer(view, f"c{number}", sleep=_never)
+        writer = self.world.writer(view, f"c{number}", sleep=sleep_forever)
         for step in range(1, steps + 1):
             source = self.random.choice(rows)
             row = source if view is View.OLD else self.world.mapper.map(source)[0].row
@@ -449,7 +452,7 @@ class Wander(Storm):
     """
 
     async def _work(self, number: int, view: View, rows: list[Row], steps: int) -> None:
-        writer = self.world.writer(view, f"c{number}", sleep=_never)
+        writer = self.world.writer(view, f"c{number}", sleep=sleep_forever)
         at: Row | None = None
         for step in range(1, steps + 1):
             row = post(f"own-{number}", self.random.choice(MONTHS), self.random.choice(("", "a", "b,c")))
@@ -529,15 +532,3 @@ async def test_rows_that_wander_are_the_same_in_all_tables_in_the_end(
     await Wander(world, random.Random(seed), rate).run(BOTH, [], steps=8)
     await world.sweep("target" if phase is ControlPhase.CUTOVER else "source")
     await world.assert_quiet()
-
-
-async def _never(_seconds: float) -> None:
-    await asyncio.Event().wait()
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)
-
-
-async def _at_once(_call: Call) -> None:
-    return

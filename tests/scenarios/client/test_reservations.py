@@ -20,8 +20,17 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import MemoryTableService
-from tests.worlds.dual_write import DualWorld, delete, insert, memory_world, merge, replace, upsert
+from tests.fakes.memory import MemoryTableService, open_gate
+from tests.worlds.dual_write import (
+    DualWorld,
+    delete,
+    insert,
+    memory_world,
+    merge,
+    replace,
+    sleep_forever,
+    upsert,
+)
 from tests.worlds.small import POSTS, post
 
 HELLO = EntityKey("blog", "hello")
@@ -52,7 +61,7 @@ async def cut_off(world: DualWorld, operation: Operation) -> None:
     lost = Fault(FaultKind.LOST_REQUEST)
     world.service.faults = PlannedFaults(Planned(lost, "insert", "PostsV2", times=100))
     writer = world.writer(View.NEW, "gone", longest=LONGEST_S)
-    writer.client.sleep = _never  # it waits until nothing is late, and its caller does not
+    writer.client.sleep = sleep_forever  # it waits until nothing is late, and its caller does not
     write = asyncio.ensure_future(writer.write([operation]))
     for _ in range(200):
         await asyncio.sleep(0)
@@ -74,13 +83,13 @@ async def test_two_rows_of_one_old_key_are_never_both_acknowledged(memory: Memor
             await asyncio.sleep(0)
 
     memory.gate = gate
-    writers = [world.writer(View.NEW, name, sleep=_never) for name in ("one", "two")]
+    writers = [world.writer(View.NEW, name, sleep=sleep_forever) for name in ("one", "two")]
     rows = [in_month(world, "2024-01"), in_month(world, "2024-02")]
     answers = await asyncio.gather(
         *(writer.write([insert(row)]) for writer, row in zip(writers, rows, strict=True)),
         return_exceptions=True,
     )
-    memory.gate = _pass
+    memory.gate = open_gate
     assert waiting
     told = [one for one in answers if isinstance(one, list)]
     refused = [one for one in answers if isinstance(one, RowRefused | Unavailable)]
@@ -94,7 +103,7 @@ async def test_a_write_that_was_cut_off_keeps_other_keys_for_a_time(memory: Memo
     await cut_off(world, insert(in_month(world, "2024-01")))
     held = await reserved(world)
     assert held.key == JANUARY
-    writer = world.writer(View.NEW, "next", sleep=_never)
+    writer = world.writer(View.NEW, "next", sleep=sleep_forever)
     with pytest.raises(Unavailable, match="under another key") as refused:
         await writer.write([insert(in_month(world, "2024-02"))])
     assert (refused.value.code, refused.value.hint[:20]) == ("RowTooBusy", "repeat the operation")
@@ -106,7 +115,9 @@ async def test_a_write_that_was_cut_off_keeps_other_keys_for_a_time(memory: Memo
 async def test_a_write_that_was_cut_off_does_not_keep_its_own_key(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
-    await world.writer(View.NEW, "next", sleep=_never).write([insert(in_month(world, "2024-01", "again"))])
+    await world.writer(View.NEW, "next", sleep=sleep_forever).write(
+        [insert(in_month(world, "2024-01", "again"))]
+    )
     held = await reserved(world)
     assert len(held.writers) == 1, "that of the write that was cut off: it may still take effect"
     assert [row["Title"] for row in memory.dump("PostsV2")] == ["again"]
@@ -118,7 +129,7 @@ async def test_reservations_expire(memory: MemoryTableService, monkeypatch: pyte
     """It is timed from when it was first seen, by this client's own clock."""
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
-    writer = world.writer(View.NEW, "next", sleep=_never)
+    writer = world.writer(View.NEW, "next", sleep=sleep_forever)
     other = insert(in_month(world, "2024-02"))
     loop = asyncio.get_running_loop()
     first_seen = loop.time()
@@ -139,7 +150,7 @@ async def test_reservations_expire(memory: MemoryTableService, monkeypatch: pyte
 async def test_a_reservation_ends_with_the_answer_of_the_authority(memory: MemoryTableService) -> None:
     """Also when the answer is that there is such a row, or that the operation is refused."""
     world = await after_cutover(memory, post("other"))
-    writer = world.writer(View.NEW, sleep=_never)
+    writer = world.writer(View.NEW, sleep=sleep_forever)
     january, february = in_month(world, "2024-01"), in_month(world, "2024-02")
     await writer.write([insert(january)])
     assert await reserved(world) is None
@@ -174,7 +185,7 @@ async def test_a_refused_write_releases_a_lost_reservation(memory: MemoryTableSe
 async def test_the_old_view_reserves_as_well(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
-    old = world.writer(View.OLD, "old", sleep=_never)
+    old = world.writer(View.OLD, "old", sleep=sleep_forever)
     with pytest.raises(Unavailable, match="under another key"):
         await old.write([insert(post("hello", "2024-02"))])
     await old.write([insert(post("hello", "2024-01"))])
@@ -201,7 +212,7 @@ async def test_the_etag_is_returned_while_replicas_are_delayed(memory: MemoryTab
 async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> None:
     """An upsert of a row that is there is sent on the condition that it still is: late, it makes none."""
     world = await after_cutover(memory, post("hello"))
-    writer = world.writer(View.NEW, sleep=_never)
+    writer = world.writer(View.NEW, sleep=sleep_forever)
     calls: Counter[str] = Counter()
 
     async def note(call: Call) -> None:
@@ -217,7 +228,7 @@ async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> Non
     ):
         await writer.write([operation])
     await writer.settle()
-    memory.gate = _pass
+    memory.gate = open_gate
     assert calls["replace rekeymap"] == 0
     assert not any(name.startswith("insert_or") for name in calls if name.endswith("PostsV2"))
     await world.assert_quiet()
@@ -225,29 +236,21 @@ async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> Non
 
 async def test_an_upsert_rereads_when_the_row_came_or_went(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
-    other = world.writer(View.NEW, "other", sleep=_never)
+    other = world.writer(View.NEW, "other", sleep=sleep_forever)
     meanwhile = [insert(in_month(world, "2024-01", "other")), delete(JANUARY)]
 
     async def gate(call: Call) -> None:
         if meanwhile and call.table == "PostsV2" and call.writes:
-            memory.gate = _pass
+            memory.gate = open_gate
             await other.write([meanwhile.pop(0)])
             await other.settle()
             memory.gate = gate
 
     memory.gate = gate
-    writer = world.writer(View.NEW, sleep=_never)
+    writer = world.writer(View.NEW, sleep=sleep_forever)
     await writer.write([upsert(in_month(world, "2024-01", "upserted"))])
-    memory.gate = _pass
+    memory.gate = open_gate
     assert not meanwhile
     await world.assert_quiet()
     assert [row["Title"] for row in memory.dump("PostsV2")] == ["upserted"]
     assert key_of(memory.dump("PostsV2")[0]) == JANUARY
-
-
-async def _never(_seconds: float) -> None:
-    await asyncio.Event().wait()
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)

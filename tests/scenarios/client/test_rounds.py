@@ -20,7 +20,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call
-from tests.fakes.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService, open_gate
 from tests.worlds.dual_write import (
     TAGGED,
     DualWorld,
@@ -70,7 +70,7 @@ class Rounds:
             await self._let_run()
             self._release()
             await self._let_run()
-        self.world.service.gate = _pass
+        self.world.service.gate = open_gate
         await writing
         await self.world.assert_quiet()
         return answered
@@ -83,10 +83,6 @@ class Rounds:
         waiting, self._waiting = self._waiting, []
         for released in waiting:
             released.set_result(None)
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)
 
 
 def first_row(migration: Migration) -> Row:

@@ -12,8 +12,8 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
 from rekey.phases import ControlPhase
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import MemoryTableService
-from tests.worlds.dual_write import delete, insert, memory_world, replace
+from tests.fakes.memory import MemoryTableService, open_gate
+from tests.worlds.dual_write import delete, insert, memory_world, replace, sleep_forever
 from tests.worlds.small import USERS, user
 
 
@@ -77,7 +77,7 @@ async def test_a_canceled_transaction_leaves_all_its_intents(memory: MemoryTable
     """One key was settled already, the other not: none of the intents is removed, none forgotten."""
     world = await memory_world(USERS, memory).prepare()
     rows = [user("ann@example.com"), user("bob@example.com")]
-    writer = world.writer(longest=0.3, sleep=_never)
+    writer = world.writer(longest=0.3, sleep=sleep_forever)
     held = 0
 
     async def gate(call: Call) -> None:
@@ -92,7 +92,7 @@ async def test_a_canceled_transaction_leaves_all_its_intents(memory: MemoryTable
     await writer.write([insert(row) for row in rows])
     await writer.finisher.wait()
     assert (world.intents, writer.left) == (2, 2)
-    memory.gate = _pass
+    memory.gate = open_gate
     await writer.settle()
     assert (world.intents, writer.left) == (0, 0), "what was cut off is waited for, then settled"
     await world.assert_quiet()
@@ -103,7 +103,7 @@ async def test_intents_of_calls_that_end_while_others_are_removed_go_in_one_tran
     """Where that fails it is the failure of one of them: the others try again, the last one alone."""
     memory = MemoryTableService()
     world = await memory_world(USERS, memory).prepare()
-    writer, removed, first_ends = world.writer(sleep=_never), [], asyncio.Event()
+    writer, removed, first_ends = world.writer(sleep=sleep_forever), [], asyncio.Event()
 
     async def gate(call: Call) -> None:
         if call.table == JOURNAL_TABLE and call.action in ("delete", "transact"):
@@ -169,7 +169,7 @@ async def _pass_by(_seconds: float) -> None:
 async def test_a_freeze_awaits_an_unknown_outcome_for_a_bounded_time(memory: MemoryTableService) -> None:
     """Then the key is settled, and its intent does not hold up the runner until it is old."""
     world = await memory_world(USERS, memory).prepare()
-    writer, waited = world.writer(sleep=_never), list[float]()
+    writer, waited = world.writer(sleep=sleep_forever), list[float]()
 
     async def waits(seconds: float) -> None:
         waited.append(seconds)
@@ -194,7 +194,7 @@ async def test_an_intent_that_met_an_unfinished_write_stays(memory: MemoryTableS
     """Who deletes a row that has no replica yet has met the write that makes it."""
     world = await memory_world(USERS, memory).prepare()
     await world.source.insert(user("ann@example.com"))
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     await writer.write([delete(key_of(user("ann@example.com")))])
     await writer.finisher.wait()
     [intent] = memory.dump(JOURNAL_TABLE)
@@ -216,7 +216,7 @@ async def test_only_lasting_intents_of_a_call_stay(memory: MemoryTableService, f
     world = await memory_world(USERS, memory).prepare()
     ann, bob = user("ann@example.com"), user("bob@example.com")
     await world.source.insert(ann)
-    writer = world.writer(sleep=_never)
+    writer = world.writer(sleep=sleep_forever)
     memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action=fails, table=JOURNAL_TABLE))
     await writer.write([delete(key_of(ann)), insert(bob)])
     await writer.finisher.wait()
@@ -227,11 +227,3 @@ async def test_only_lasting_intents_of_a_call_stay(memory: MemoryTableService, f
     assert (world.intents, writer.left) == (1, 1), "that of the row that met another write stays for a while"
     await world.sweep()
     await world.assert_quiet()
-
-
-async def _never(_seconds: float) -> None:
-    await asyncio.Event().wait()
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)

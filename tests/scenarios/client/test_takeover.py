@@ -22,9 +22,9 @@ from rekey.runner.commands import Mode
 from rekey.tables.base import SIGNED_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import MemoryTableService
+from tests.fakes.memory import MemoryTableService, open_gate
 from tests.worlds.company import company as company_of
-from tests.worlds.dual_write import DualWorld, memory_world, replace
+from tests.worlds.dual_write import DualWorld, memory_world, replace, sleep_forever
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import SCRIPT, USERS, go_on, user
 
@@ -40,7 +40,7 @@ async def left_by_a_dead_client(memory: MemoryTableService, names: Iterable[str]
     """Return a world in which the client `dead` has written rows, and no replica."""
     rows = [user(f"{name}@example.com", Age=1) for name in names]
     world = await memory_world(USERS, memory).prepare(rows)
-    dead = world.writer(client="dead", sleep=_never)
+    dead = world.writer(client="dead", sleep=sleep_forever)
     memory.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
     for row in rows:
         await dead.write([replace({**row, "Age": 2})])
@@ -60,10 +60,6 @@ async def take_over(world: DualWorld, writer: Writer, company: Company, turn: in
     permit = world.permits.current()
     assert permit is not None
     return await TakeOver(writer.finisher).settle(company, turn, permit)
-
-
-async def _never(_seconds: float) -> None:
-    await asyncio.Event().wait()
 
 
 async def test_a_client_settles_what_a_dead_one_left_and_marks_its_intent() -> None:
@@ -123,7 +119,7 @@ async def test_a_claim_holds_until_nothing_of_its_client_can_take_effect() -> No
     await stands.wait()
     takes.cancel()
     await asyncio.wait([takes])
-    memory.gate = _pass
+    memory.gate = open_gate
     held_s = ATTEMPT_S + next_one.client.late_s + SAFETY_S
     dead = client_row("dead", memory.clock.ticks() - 100 * TICKS_PER_SECOND)
     assert await take_over(world, next_one, company(memory, held_s - 0.1, dead)) == Sweep()
@@ -132,10 +128,6 @@ async def test_a_claim_holds_until_nothing_of_its_client_can_take_effect() -> No
     assert intent["ClaimedBy"] == "killed,next"
     await world.sweep()
     await world.assert_quiet()
-
-
-async def _pass(_call: Call) -> None:
-    await asyncio.sleep(0)
 
 
 async def test_an_intent_is_kept_while_a_client_that_claimed_it_may_only_be_suspended() -> None:
@@ -163,7 +155,7 @@ async def test_a_client_settles_its_own_intents_that_it_does_not_try_any_more() 
     """The epoch in which it tried has ended, or there were too many: they would wait for a command."""
     memory = MemoryTableService(clock=FakeClock())
     world = await memory_world(USERS, memory).prepare([user("ann@example.com", Age=1)])
-    writer = world.writer(client="own", sleep=_never)
+    writer = world.writer(client="own", sleep=sleep_forever)
     memory.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
     await writer.write([replace(user("ann@example.com", Age=2))])
     await writer.finisher.wait()

@@ -39,6 +39,7 @@ from rekey.runner.run import Options, StopFlag
 from rekey.tables.base import Accounts
 from tests.fakes.executors import NAME, Inline, Plain, inline
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.simulation.judging import PairsWatch
 from tests.worlds.company import company
 from tests.worlds.dual_write import delete
@@ -275,7 +276,7 @@ def _stops_at_the_next_batch(ready: Ready, row: str, changed: dict[str, str]) ->
         ready.project.tables.gate = gate
         answer = work(plain)
         written = len(begun)
-        ready.project.tables.gate = _calm
+        ready.project.tables.gate = instant_gate
         assert answer["ended"] == "superseded"
         return answer
 
@@ -285,10 +286,6 @@ def _stops_at_the_next_batch(ready: Ready, row: str, changed: dict[str, str]) ->
         ready.apply()
     # Batches that had passed the fence together with the one that noticed were on their way already.
     assert 0 < written < ROWS / 7
-
-
-async def _calm(_call: Call) -> None:
-    return
 
 
 # --- what follows the copy waits ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rekey.model import key_of
 from rekey.protocol import lease
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import open_gate
 from tests.worlds.company import Company, application, as_application, company
 from tests.worlds.dual_write import delete
 from tests.worlds.projects import USERS_SCRIPT
@@ -50,13 +51,10 @@ def killed_at_its_first_copy(ours: Company) -> Operation:
         if sent:
             raise Killed  # and it does nothing more: its lease stays
 
-    async def calm(_call: Call) -> None:
-        await asyncio.sleep(0)
-
     ours.project.tables.gate = ours.project.restricted.gate = gate
     with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
         ours.apply()
-    ours.project.tables.gate = ours.project.restricted.gate = calm
+    ours.project.tables.gate = ours.project.restricted.gate = open_gate
     return sent[0]
 
 

@@ -31,7 +31,7 @@ from rekey.tables.split import character_of, find_middle, rank_of
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
-from tests.fakes.memory import MemoryTable, MemoryTableService
+from tests.fakes.memory import MemoryTable, MemoryTableService, instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.small import USERS, Killed, World, user
 
@@ -352,9 +352,6 @@ async def test_cut_off_anywhere_little_is_reread(state: State, memory: MemoryTab
         if calls >= at:
             raise Killed
 
-    async def alive(_call: Call) -> None:
-        return
-
     async def copy() -> int:
         segments = state.segments(SCRIPT, PURPOSE) or state.add_segments(SCRIPT, PURPOSE, [EVERYTHING])
         async with world.copier.writer() as writer:
@@ -373,7 +370,7 @@ async def test_cut_off_anywhere_little_is_reread(state: State, memory: MemoryTab
         memory.gate = kill
         with suppress(Killed):
             await copy()
-        memory.gate = alive
+        memory.gate = instant_gate
         before = sum(segment.rows for segment in state.segments(SCRIPT, PURPOSE))
         assert await copy() == 600 - before
         segments = state.segments(SCRIPT, PURPOSE)

@@ -23,6 +23,7 @@ from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import instant_gate
 from tests.worlds.company import company
 from tests.worlds.erasure import (
     PLAIN_USERS,
@@ -173,11 +174,8 @@ def test_a_source_row_that_changes_between_look_and_deletion_is_left(users: Comm
 
     async def write(call: Call) -> None:
         if call.action == "delete" and call.table == "Users":
-            project.tables.gate = nothing
+            project.tables.gate = instant_gate
             await source.merge({**row, "Nm": "later"})
-
-    async def nothing(_call: Call) -> None:
-        return
 
     project.tables.gate = write
     assert erase(users, *by_old(row), code=1)["changed"] != []
@@ -278,12 +276,9 @@ def test_a_mapping_row_that_passes_to_somebody_else_meanwhile_stays_his(users: C
     project, row = users.project, subject(users)
     passed: list[EntityKey] = []
 
-    async def nothing(_call: Call) -> None:
-        return
-
     async def pass_over(call: Call) -> None:
         if call.action == "replace" and ".r." in call.operations[0].row["PartitionKey"]:
-            project.restricted.gate = nothing
+            project.restricted.gate = instant_gate
             store = await project.mapping(SCRIPT)
             forward = await store.forward(key_of(row))
             [main] = forward.targets

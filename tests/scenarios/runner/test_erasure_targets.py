@@ -20,6 +20,7 @@ from rekey.runner.erase.erasure import Done, Request, Scope, erase
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import instant_gate
 from tests.worlds.company import Company, company
 from tests.worlds.erasure import (
     SCRIPT,
@@ -164,12 +165,9 @@ def test_a_row_that_changes_meanwhile_is_told_and_a_second_run_ends_it(posts: Co
     table = project.tables.table(which)
     changed = max(keys[which])
 
-    async def nothing(_call: Call) -> None:
-        return
-
     async def write(call: Call) -> None:
         if call.action == "delete" and call.table == which:
-            project.tables.gate = nothing
+            project.tables.gate = instant_gate
             await table.merge({"PartitionKey": changed.partition, "RowKey": changed.row, "Title": "later"})
 
     project.tables.gate = write

@@ -19,6 +19,7 @@ from rekey.mapping.store import Keyring
 from rekey.model import EntityKey, Row, content_of
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import (
     LEASE_S,
@@ -392,12 +393,9 @@ def test_a_row_that_changes_while_it_is_deleted_stays(plain: Commands) -> None:
     project.clock.advance(120 * DAY)
     table = project.restricted.table(MAPPING_TABLE)
 
-    async def nothing(_call: Call) -> None:
-        return
-
     async def write(call: Call) -> None:
         if call.action == "delete" and call.table == MAPPING_TABLE:
-            project.restricted.gate = nothing
+            project.restricted.gate = instant_gate
             await table.merge(content_of(call.operations[0].row))
 
     project.restricted.gate = write

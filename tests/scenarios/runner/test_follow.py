@@ -24,6 +24,7 @@ from rekey.status.judge import Status
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
+from tests.fakes.memory import open_gate
 from tests.worlds.company import Company, application, company
 from tests.worlds.followed import Following, Then, keep_real_time_out, said
 from tests.worlds.projects import USERS_SCRIPT, Project
@@ -170,16 +171,13 @@ def test_a_killed_run_follows_and_waits_again(capture: str, request: pytest.Fixt
         if not application.get():
             raise Killed
 
-    async def alive(_call: Call) -> None:
-        await asyncio.sleep(0)
-
     async def killed() -> None:
         follow.proceed(writers_stopped=stopped)
         ours.project.tables.gate = ours.project.restricted.gate = kill
 
     with suppress(Killed):
         follow((MINUTE, killed))
-    ours.project.tables.gate = ours.project.restricted.gate = alive
+    ours.project.tables.gate = ours.project.restricted.gate = open_gate
     ours.live(2 * MINUTE)  # its lease ends
     left = follow.fact
     assert left is not None and ours.phase is ControlPhase.DUAL_WRITE
@@ -373,12 +371,9 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
             written += 1
             delta.ours.project.clock.advance(2)
             row = {"PartitionKey": "p0", "RowKey": "user000@example.com", "Nm": f"{written}"}
-            delta.ours.project.tables.gate = nothing
+            delta.ours.project.tables.gate = open_gate
             await delta.ours.project.tables.table("Users").merge(row)
             delta.ours.project.tables.gate = gate
-
-    async def nothing(_call: Call) -> None:
-        await asyncio.sleep(0)
 
     delta.ours.project.tables.gate = gate
     refused = refused_in_the_window(delta)

@@ -40,6 +40,7 @@ from rekey.runner.phases import cutover
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.company import Company, Ledger, traffic
 from tests.worlds.evidence import prove
@@ -116,10 +117,6 @@ async def dead(_call: Call) -> None:
     raise Killed
 
 
-async def alive(_call: Call) -> None:
-    return
-
-
 def killed_at(project: Project, effect: int, words: Callable[[], object]) -> bool:
     """Carry out a command whose process is killed before one of its effects; return whether that happened."""
     seen = 0
@@ -136,7 +133,7 @@ def killed_at(project: Project, effect: int, words: Callable[[], object]) -> boo
         with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
             words()
     finally:
-        project.tables.gate = project.restricted.gate = alive
+        project.tables.gate = project.restricted.gate = instant_gate
     project.clock.advance(120)
     return seen >= effect
 
@@ -221,7 +218,7 @@ def test_a_stray_writer_of_one_member_takes_all_back(tmp_path: Path) -> None:
         WriterAtWork, match=r"^0000_users: .*1 source rows were written after the freeze"
     ) as told:
         apply(project)
-    project.tables.gate = alive
+    project.tables.gate = instant_gate
     assert "`rekey apply --group billing`" in told.value.hint
     assert written and phases(project) == [ControlPhase.DUAL_WRITE] * 3
     apply(project)

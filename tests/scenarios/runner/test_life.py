@@ -19,6 +19,7 @@ from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.worlds.evidence import exported, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project, project_of
 from tests.worlds.small import Killed, post, user
@@ -176,14 +177,11 @@ def test_a_signal_checkpoints_and_exits_130(rekey: Commands, project: Project, n
             sent = True
             os.kill(os.getpid(), number)
 
-    async def nothing(_call: Call) -> None:
-        return
-
     project.tables.gate = interrupt
     stopped = rekey("apply", "--json", code=130)
     assert stopped.json["error"] == "Interrupted"
     assert "again" in stopped.json["next"]
-    project.tables.gate = nothing
+    project.tables.gate = instant_gate
     [status] = rekey("status", "--json").json["migrations"]
     assert status["stage"].startswith("following done; backfill stopped")
     assert 0 < status["backfill"]["rows"] < ROWS + 200
@@ -289,14 +287,11 @@ def test_apply_leaves_a_freeze_that_status_shows(rekey: Commands, project: Proje
         if any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE)):
             raise Killed
 
-    async def nothing(_call: Call) -> None:
-        return
-
     rekey("apply")
     project.restricted.gate = kill
     with pytest.raises(Killed):
         rekey("apply", "--to", "cutover", "--writers-stopped")
-    project.restricted.gate = nothing
+    project.restricted.gate = instant_gate
     project.clock.advance(120)  # its lease is over
     told = rekey("status", "-v").out
     assert "ATTENTION" in told

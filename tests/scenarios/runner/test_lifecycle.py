@@ -36,6 +36,7 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.evidence import prove
@@ -349,13 +350,10 @@ def test_killed_before_prepare_it_is_taken_back(project: Project, script: str, m
     async def dead(_call: Call) -> None:
         raise Killed
 
-    async def alive(_call: Call) -> None:
-        return
-
     project.restricted.gate = kill
     with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
         apply(project)
-    project.restricted.gate = alive
+    project.restricted.gate = instant_gate
     assert control_phase(project) is ControlPhase.SOURCE
     assert not asyncio.run(project.restricted.table_exists(missing))
     rollback(project, to=ControlPhase.SOURCE, drop=True)
@@ -461,13 +459,10 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: 
     async def dead(_call: Call) -> None:
         raise Killed
 
-    async def alive(_call: Call) -> None:
-        return
-
     project.tables.gate = project.restricted.gate = kill
     with suppress(Killed):
         apply(project, Phase.CUTOVER, STOPPED)
-    project.tables.gate = project.restricted.gate = alive
+    project.tables.gate = project.restricted.gate = instant_gate
     project.clock.advance(120)
     apply(project)
     apply(project, Phase.CUTOVER, STOPPED)

@@ -23,6 +23,7 @@ from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands, Said
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.memory import instant_gate
 from tests.worlds.company import company
 from tests.worlds.erasure import (
     PLAIN_USERS,
@@ -256,12 +257,9 @@ def test_a_row_that_stands_there_by_now_is_never_overwritten(users: Commands) ->
 def test_a_row_that_comes_between_look_and_insert_stays(users: Commands) -> None:
     row_id, newer = removed(users), STRAY | {"Name": "newer"}
 
-    async def nothing(_call: Call) -> None:
-        return
-
     async def write(call: Call) -> None:
         if call.action == "insert" and call.table == "UsersV2":
-            users.project.tables.gate = nothing
+            users.project.tables.gate = instant_gate
             await users.project.tables.table("UsersV2").insert(newer)
 
     users.project.tables.gate = write

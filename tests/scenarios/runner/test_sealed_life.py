@@ -39,6 +39,7 @@ from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.canaries import Canaries
 from tests.fakes.faults import Call
+from tests.fakes.memory import open_gate
 from tests.scenarios.client.test_lifecycle import new_post, old_post, own_keys
 from tests.worlds.company import Company, Ledger, as_application, company, traffic
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
@@ -133,9 +134,6 @@ def test_a_life_with_delta_passes_a_kill_and_a_way_back_leaves_no_key(project: P
     searched = filled(project)
     stop = StopFlag()
 
-    async def go_on(_call: Call) -> None:
-        await asyncio.sleep(0)
-
     async def stop_in_the_middle(call: Call) -> None:
         if call.table == "UsersV2" and call.writes:
             stop.request()
@@ -143,7 +141,7 @@ def test_a_life_with_delta_passes_a_kill_and_a_way_back_leaves_no_key(project: P
     project.tables.gate = stop_in_the_middle
     with project.session(stop=stop) as session, pytest.raises(Interrupted):
         commands.apply(session, SCRIPT)
-    project.tables.gate = go_on
+    project.tables.gate = open_gate
     with State.open(project.config.state, read_only=True) as state:
         assert 0 < sum(one.rows for one in state.segments(SCRIPT, "backfill", keys=False)) < 230
         with pytest.raises(StateUnusable, match="sealed"):

@@ -25,6 +25,7 @@ from rekey.verify.report import FullReport, TableRead
 from tests.asserts.command_line import CommandsOn
 from tests.fakes.executors import NAME, inline
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
@@ -216,10 +217,7 @@ def test_an_interrupted_comparison_resumes(project: Project, monkeypatch: pytest
     with pytest.raises(Interrupted), project.session(stop=stop_flag) as session:
         commands.apply(session, SCRIPT)
 
-    async def pass_by(_call: Call) -> None:
-        return
-
-    project.tables.gate = pass_by
+    project.tables.gate = instant_gate
     project.clock.advance(60)
     asyncio.run(project.tables.table("Users").merge({"PartitionKey": "p0", "RowKey": THIRD, "Nm": "later"}))
     apply(project)

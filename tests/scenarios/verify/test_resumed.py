@@ -23,6 +23,7 @@ from rekey.verify.render import render
 from rekey.verify.report import FullReport
 from tests.fakes.executors import NAME, Inline, Plain, inline
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.worlds.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project, lived
 from tests.worlds.small import racer, user
 
@@ -74,11 +75,7 @@ def cut_off(project: Project, monkeypatch: pytest.MonkeyPatch, pages: int = 2) -
     project.tables.gate = gate
     with pytest.raises(Interrupted):
         verify(project, stop=stop)
-    project.tables.gate = _calm
-
-
-async def _calm(_call: Call) -> None:
-    return
+    project.tables.gate = instant_gate
 
 
 def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:

@@ -17,6 +17,7 @@ from rekey.runner import verification
 from rekey.runner.restore import restore
 from rekey.status.facts import RETURNED_AFTER
 from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
 from tests.worlds.company import Company, application, company
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import Killed, user
@@ -72,10 +73,7 @@ def killing(made: Company, when: Callable[[Call], bool], *, after: bool = False)
     with pytest.raises(Killed):
         yield
 
-    async def alive(_call: Call) -> None:
-        return
-
-    made.project.tables.gate = made.project.restricted.gate = alive
+    made.project.tables.gate = made.project.restricted.gate = instant_gate
     made.project.clock.advance(120)
 
 
