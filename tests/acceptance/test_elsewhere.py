@@ -155,7 +155,7 @@ def test_a_rehearsal_of_a_move_proves_all_of_it(
     text = MOVE if capture == "delta" else under_writes(MOVE)
     script.write_text(named(text, "Users", "Users@targets"), "utf-8")
     report = rehearse(script, rows=120, narrator=Briefly(lambda _line: None), folder=tmp_path)
-    assert report.passed, report.as_text()
+    assert report.passed, report.text()
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def test_every_record_and_every_note_has_a_name_that_is_listed_and_documented() 
             used |= {
                 one.value for one in call.args[:2] if isinstance(one, ast.Constant) and one.value in EVENTS
             }
+    notes = tomllib.loads((ROOT / "rekey/status/notes.toml").read_text("utf-8"))
+    used |= {texts.get("event", code) for code, texts in notes.items()}
     assert used <= set(EVENTS)
     page = (ROOT / "docs/reference/commands.md").read_text("utf-8")
     told = re.findall(r"^\| `([\w-]+)` \|", page[page.index("## Events") :], re.MULTILINE)
