@@ -75,7 +75,7 @@ async def test_a_failing_replica_fails_no_caller(memory: MemoryTableService, kin
 
 
 @pytest.mark.parametrize("action", ["get", ""], ids=["reads", "all"])
-async def test_a_replica_that_refuses_the_credential_is_told_in_the_log_and_in_the_status(
+async def test_a_replica_that_refuses_the_credential_is_logged_and_counted(
     memory: MemoryTableService, caplog: pytest.LogCaptureFixture, action: str
 ) -> None:
     """Nothing mends itself there, and the caller must not be failed: so the operator is told, once."""
@@ -137,7 +137,7 @@ async def test_a_failed_replica_is_tried_again_in_the_background(memory: MemoryT
     await world.assert_quiet()
 
 
-async def test_a_write_waits_while_what_was_left_of_its_row_is_settled(memory: MemoryTableService) -> None:
+async def test_a_write_waits_while_an_intent_of_its_row_is_settled(memory: MemoryTableService) -> None:
     """Settling would take over what the write has just done: then nothing tells whose it was if its answer is
     lost."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
@@ -232,7 +232,7 @@ async def test_the_next_write_waits_for_a_takeover(memory: MemoryTableService, v
     assert not world.rows("UsersV2")
 
 
-async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
+async def test_settling_retries_leftovers_once(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=sleep_forever)
     memory.faults = failing("UsersV2", FaultKind.NOT_SENT)
@@ -266,7 +266,7 @@ async def test_a_repeated_failure_is_left_to_the_sweeper(memory: MemoryTableServ
         (ControlPhase.SOURCE, 1, False),
     ],
 )
-async def test_what_is_left_is_not_tried_once_another_side_may_decide(
+async def test_leftovers_are_not_retried_once_another_side_may_decide(
     memory: MemoryTableService, phase: ControlPhase, steps: int, tried: bool
 ) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
@@ -283,7 +283,7 @@ async def test_what_is_left_is_not_tried_once_another_side_may_decide(
     assert world.intents == (0 if tried else 1)
 
 
-async def test_an_open_outcome_of_a_replica_keeps_the_intent(memory: MemoryTableService) -> None:
+async def test_an_unknown_outcome_of_a_replica_keeps_the_intent(memory: MemoryTableService) -> None:
     """The insert's answer is lost and the request lands after the row was deleted: the row must not stay."""
     world = await memory_world(USERS, memory).prepare()
     late: list[Row] = []
@@ -470,7 +470,7 @@ async def test_another_clients_equal_write_is_not_ones_own(memory: MemoryTableSe
     [(insert(user(ANN.row, Age=1)), RowExists), (replace(user("bob@example.com")), RowMissing)],
     ids=["insert", "replace"],
 )
-async def test_a_lost_refusal_is_found_again(
+async def test_a_lost_refusal_is_returned_by_the_resend(
     memory: MemoryTableService, operation: Operation, error: type[Exception]
 ) -> None:
     """The row was there already, with the same content at that, or was not there: that is the answer."""
@@ -484,7 +484,9 @@ async def test_a_lost_refusal_is_found_again(
     await world.assert_quiet()
 
 
-async def test_what_cannot_be_looked_at_is_open_and_the_intent_stays(memory: MemoryTableService) -> None:
+async def test_an_outcome_that_cannot_be_reread_is_ambiguous_and_keeps_the_intent(
+    memory: MemoryTableService,
+) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=sleep_forever)
     memory.faults = PlannedFaults(
@@ -622,7 +624,7 @@ async def test_an_intent_touched_while_it_is_swept_stays(memory: MemoryTableServ
     assert (await world.sweep()).settled == 1
 
 
-async def test_young_intents_are_left_and_their_age_is_told(memory: MemoryTableService) -> None:
+async def test_young_intents_are_left_and_their_age_returned(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row)])
     await world.journal.begin("c1", 1, "source", [ANN])
     at = memory.clock.ticks()
@@ -632,7 +634,7 @@ async def test_young_intents_are_left_and_their_age_is_told(memory: MemoryTableS
     assert (swept.settled, swept.left, swept.oldest_at) == (1, 0, None)
 
 
-async def test_a_key_that_cannot_be_settled_does_not_keep_others(memory: MemoryTableService) -> None:
+async def test_a_key_that_cannot_be_settled_does_not_block_others(memory: MemoryTableService) -> None:
     broken = post("broken")
     del broken["Month"]
     world = await memory_world(POSTS, memory).prepare([post("hello")])
@@ -645,7 +647,7 @@ async def test_a_key_that_cannot_be_settled_does_not_keep_others(memory: MemoryT
     assert memory.dump("PostsV2") == []
 
 
-async def test_the_journal_tells_clients_apart_and_can_be_cleared(memory: MemoryTableService) -> None:
+async def test_the_journal_separates_clients_and_can_be_cleared(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare()
     keys = [EntityKey("eu", f"{number}@x.org") for number in range(5)]
     await world.journal.begin("c1", 3, "source", keys)
@@ -682,7 +684,7 @@ def _once(
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 @pytest.mark.parametrize("verb", [insert, upsert, replace, merge])
-async def test_a_lost_answer_to_a_value_in_no_documented_form_is_told_as_it_is(
+async def test_a_lost_answer_to_an_undocumented_value_is_never_misreported(
     memory: MemoryTableService, verb: Callable[[Row], Operation], phase: ControlPhase, kind: FaultKind
 ) -> None:
     """The row that the service stored does not look like what was sent: it proves nothing."""

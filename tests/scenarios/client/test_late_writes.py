@@ -79,7 +79,7 @@ async def leave_intent(ours: Company, key: EntityKey, client_id: str = "0dead", 
 # --- what the runner writes to replicas -------------------------------------------------------------------
 
 
-def test_an_insert_of_the_sweeper_that_lands_after_a_later_delete_is_taken_back(users: Company) -> None:
+def test_a_delayed_insert_of_the_sweeper_is_undone_after_a_delete(users: Company) -> None:
     """Its first attempt was left open and repeated with success: the row may come back when it lands."""
     users.client()
     users.apply()
@@ -100,7 +100,7 @@ def test_an_insert_of_the_sweeper_that_lands_after_a_later_delete_is_taken_back(
     assert users.intents == []
 
 
-def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: Company) -> None:
+def test_an_interrupted_repair_leaves_an_intent_for_what_it_sent(users: Company) -> None:
     users.client()
     users.apply()
     gone = users.project.rows("UsersV2")[0]
@@ -132,7 +132,7 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
     users.assert_in_step()
 
 
-def test_what_could_not_be_written_while_it_was_announced_is_not_sent_and_is_said(users: Company) -> None:
+def test_a_write_whose_announcement_expired_is_not_sent(users: Company) -> None:
     """The runner stood still after it had announced a key."""
     users.client()
     users.apply()
@@ -163,7 +163,7 @@ def killed_elsewhere(ours: Company) -> None:
 
 
 @pytest.mark.parametrize("by", ["the runner", "a client that went on", "a client that ended"])
-def test_intents_are_kept_while_an_earlier_runner_may_be_heard_of(users: Company, by: str) -> None:
+def test_intents_are_kept_while_an_earlier_runner_may_still_send(users: Company, by: str) -> None:
     """Whatever it was about to write for them may still be sent, until the service refuses what it signed."""
     client = users.client()
     users.apply()
@@ -178,7 +178,7 @@ def test_intents_are_kept_while_an_earlier_runner_may_be_heard_of(users: Company
     assert users.intents == []
 
 
-def test_an_intent_of_a_client_that_has_gone_on_is_not_kept(users: Company) -> None:
+def test_an_intent_of_a_live_client_is_not_kept(users: Company) -> None:
     """It beats, so it does not stand still with something in its hands."""
     client = users.client()
     users.apply()
@@ -235,7 +235,7 @@ class Standing:
         self.ours.do(end())
 
 
-def test_a_write_that_lands_in_the_old_authority_does_not_become_the_truth(users: Company) -> None:
+def test_a_delayed_write_to_the_old_authority_does_not_win(users: Company) -> None:
     """It was about to be sent when its process was stopped; meanwhile it was given up and all cut over."""
     users.apply()
     stopped = users.client(name="stopped")
@@ -255,7 +255,7 @@ def test_a_write_that_lands_in_the_old_authority_does_not_become_the_truth(users
     users.assert_in_step()
 
 
-def test_a_write_that_is_answered_late_is_announced_again(users: Company) -> None:
+def test_a_write_answered_late_is_announced_again(users: Company) -> None:
     """Nothing has moved meanwhile, so it is done; but its intent may have been settled before it landed."""
     users.client()
     users.apply()
@@ -273,7 +273,7 @@ def test_a_write_that_is_answered_late_is_announced_again(users: Company) -> Non
     users.assert_in_step()
 
 
-def test_a_write_that_is_answered_when_its_migration_is_gone_does_not_count(users: Company) -> None:
+def test_a_write_answered_after_its_migration_is_ambiguous(users: Company) -> None:
     """Where a client does not know any more which table is the authority, nothing is done."""
     users.apply()
     stopped = users.client(name="stopped")
@@ -285,7 +285,7 @@ def test_a_write_that_is_answered_when_its_migration_is_gone_does_not_count(user
         held.writing.result()
 
 
-def test_a_write_of_a_client_that_was_killed_after_all_does_not_become_the_truth(users: Company) -> None:
+def test_a_delayed_write_of_a_killed_client_does_not_win(users: Company) -> None:
     """Its request reached the service, and nobody is left who could say so: its intent was kept for that."""
     users.apply()
     stopped = users.client(name="stopped")
@@ -303,7 +303,7 @@ def test_a_write_of_a_client_that_was_killed_after_all_does_not_become_the_truth
     users.assert_in_step()
 
 
-def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(users: Company) -> None:
+def test_an_intent_is_kept_until_signed_requests_expire(users: Company) -> None:
     users.apply()
     users.client()
     stopped = users.client(name="stopped")
@@ -323,7 +323,7 @@ def test_an_intent_is_kept_until_the_service_refuses_what_its_client_had_signed(
     assert users.intents == []
 
 
-def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) -> None:
+def test_rollback_and_complete_refuse_known_differences(users: Company) -> None:
     """It would make the truth of what only the source has, with exit code 0."""
     users.client()
     users.apply(Phase.CUTOVER)
@@ -342,7 +342,7 @@ def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) 
     assert source(users)[FIRST]["Nm"] != "stray"
 
 
-def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users: Company) -> None:
+def test_rollback_compares_all_while_a_client_may_still_send(users: Company) -> None:
     """Nobody has verified since its last request landed."""
     users.client()
     users.apply()
@@ -356,7 +356,7 @@ def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users:
     assert users.phase is ControlPhase.CUTOVER
 
 
-def test_a_client_given_up_as_dual_writes_begin_may_be_heard_of_and_is_waited_for(users: Company) -> None:
+def test_cutover_refuses_after_a_client_was_given_up_before_dual_writes(users: Company) -> None:
     """Before them it wrote without an intent: only a verification that begins later finds what it sent."""
     stopped = users.client(name="stopped")
     users.client()
@@ -601,7 +601,7 @@ def test_cutover_awaits_the_last_passs_unknown_outcome(tmp_path: Path) -> None:
     assert new["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
 
 
-def test_what_a_way_back_left_open_lands_before_the_source_is_the_authority_again(tmp_path: Path) -> None:
+def test_rollback_awaits_its_unknown_outcome(tmp_path: Path) -> None:
     """A row missing in the source is put back; the first attempt was left open, the second one answered."""
     delta = Delta(tmp_path)
     delta.apply(Phase.CUTOVER)
@@ -619,7 +619,7 @@ def test_what_a_way_back_left_open_lands_before_the_source_is_the_authority_agai
     assert FIRST.row not in {one["RowKey"] for one in delta.project.rows("Users")}
 
 
-def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_path: Path) -> None:
+def test_a_delayed_mapping_batch_leaves_nothing_after_a_drop(tmp_path: Path) -> None:
     delta = Delta(tmp_path)
     sent = delta.killed_at_first_batch_to(MAPPING_TABLE)
     delta.lands_after(MARGIN_S - 1, "restricted", sent)
@@ -687,7 +687,7 @@ def test_verification_order_needs_no_clock(users: Company, before: float, after:
     assert users.phase is ControlPhase.CUTOVER
 
 
-def test_the_age_of_a_verification_is_told_without_the_machines_clock(users: Company) -> None:
+def test_the_age_of_a_verification_needs_no_machine_clock(users: Company) -> None:
     users.client()
     users.apply()
     users.do(users.clients.pop().close())
@@ -713,7 +713,7 @@ def cut_over_for_the_new_view(ours: Company) -> None:
     ours.do(ours.project.tables.table("UsersV2").replace(stranger))
 
 
-def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(users: Company) -> None:
+def test_complete_gives_up_an_intent_the_source_cannot_express(users: Company) -> None:
     """It is given up, and that is on record: the row stays as the target has it."""
     cut_over_for_the_new_view(users)
     users.apply(Phase.COMPLETE)
@@ -725,7 +725,7 @@ def test_complete_ends_with_an_intent_that_the_source_can_no_longer_express(user
     assert "example.com" not in str(given_up.details)
 
 
-def test_what_the_source_cannot_express_is_told_while_there_is_a_way_back(users: Company) -> None:
+def test_complete_refuses_an_old_intent_the_source_cannot_express(users: Company) -> None:
     """An intent that was there long enough to be settled is not given up without a word."""
     cut_over_for_the_new_view(users)
     users.live(OVER_S)

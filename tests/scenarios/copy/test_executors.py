@@ -136,7 +136,7 @@ def test_a_worker_copies_after_its_machine_slept(ready: Ready, monkeypatch: pyte
     ready.apply_in_step()
 
 
-def test_keys_of_content_and_index_tables_are_copied_too(project: Project) -> None:
+def test_content_keys_and_index_tables_are_copied(project: Project) -> None:
     script_id = project.script(POSTS_SCRIPT)
     _fill(project, "Posts", [post(f"slug{n:04}", f"2024-{n % 12 + 1:02}") for n in range(ROWS)])
     with inline(project):
@@ -144,7 +144,7 @@ def test_keys_of_content_and_index_tables_are_copied_too(project: Project) -> No
     assert_in_step(project, script_id)
 
 
-def test_main_and_secondary_rows_are_copied_together_in_one_table(project: Project) -> None:
+def test_main_and_secondary_rows_are_copied_together(project: Project) -> None:
     script_id = project.script(SECONDARY_SCRIPT)
     rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}", Club="c", Teams="x,y") for n in range(ROWS)]
     _fill(project, "Races", rows)
@@ -157,7 +157,7 @@ def test_main_and_secondary_rows_are_copied_together_in_one_table(project: Proje
     assert pairs.wrong == []
 
 
-def test_tasks_and_answers_hold_no_old_key_no_secret_and_nothing_but_plain_data(ready: Ready) -> None:
+def test_tasks_and_answers_hold_plain_data_and_no_key_or_secret(ready: Ready) -> None:
     ready.apply()
 
     def plain(value: Any) -> bool:
@@ -213,7 +213,7 @@ def test_a_task_that_runs_twice_does_no_harm(ready: Ready) -> None:
     assert ready.counters()["source_rows"] == ROWS
 
 
-def test_a_task_of_before_writes_nothing_once_its_runner_has_ended(ready: Ready) -> None:
+def test_a_task_of_an_ended_runner_writes_nothing(ready: Ready) -> None:
     """A row that was deleted, and swept, does not come back by a task that still runs somewhere."""
     ready.apply()
     given = list(ready.executor.given)
@@ -228,7 +228,7 @@ def test_a_task_of_before_writes_nothing_once_its_runner_has_ended(ready: Ready)
     assert_in_step(ready.project, ready.script_id)
 
 
-def test_a_task_whose_term_is_over_does_nothing(ready: Ready) -> None:
+def test_a_task_past_its_term_does_nothing(ready: Ready) -> None:
     late: list[Plain] = []
 
     def later(plain: Plain) -> Plain:
@@ -252,7 +252,7 @@ def test_a_worker_stops_when_the_control_row_changed(ready: Ready, changed: dict
     _stops_at_the_next_batch(ready, "control", changed)
 
 
-def test_a_worker_stops_before_the_next_batch_when_another_runner_has_the_lease(ready: Ready) -> None:
+def test_a_worker_stops_when_another_runner_has_the_lease(ready: Ready) -> None:
     _stops_at_the_next_batch(ready, "runner", {"LeaseId": "0" * 32})
 
 
@@ -299,7 +299,7 @@ def test_the_sweep_waits_for_the_term_of_tasks_that_may_run_in_two_places(ready:
     assert_in_step(ready.project, ready.script_id)
 
 
-def test_it_does_not_wait_where_every_task_was_answered_and_runs_once(ready: Ready) -> None:
+def test_the_sweep_does_not_wait_for_answered_tasks(ready: Ready) -> None:
     began = ready.seconds()
     ready.apply()
     assert ready.seconds() - began < MARGIN_S
@@ -417,14 +417,14 @@ def _takes(project: Project, needed_s: float) -> Callable[[Plain], Plain]:
     return carry
 
 
-def test_a_worker_that_does_nothing_in_its_term_gets_twice_as_long_for_the_same_range(ready: Ready) -> None:
+def test_an_idle_worker_gets_twice_the_term_for_its_range(ready: Ready) -> None:
     """One that only begins, or a machine that is busy, would not manage it the next time either."""
     ready.executor.carry = _takes(ready.project, 3.5 * TERM_S)
     ready.apply_in_step()
     assert Ended.LATE in {one["ended"] for one in ready.executor.answers}
 
 
-def test_halves_of_a_range_that_came_to_nothing_get_its_longer_term(ready: Ready) -> None:
+def test_halves_of_an_unfinished_range_keep_its_longer_term(ready: Ready) -> None:
     """The range is split as soon as the others are done: what it needs longer for has not changed by that."""
     terms: list[float] = []
     takes = _takes(ready.project, 1.5 * TERM_S)
@@ -442,7 +442,7 @@ def test_halves_of_a_range_that_came_to_nothing_get_its_longer_term(ready: Ready
     assert terms == [TERM_S, 2 * TERM_S]
 
 
-def test_a_worker_that_does_nothing_in_four_times_its_term_either_is_given_up(ready: Ready) -> None:
+def test_a_worker_idle_for_four_terms_fails(ready: Ready) -> None:
     ready.executor.carry = _takes(ready.project, 4.5 * TERM_S)
     with pytest.raises(WorkersFailed, match=rf"nothing was done in its {4 * TERM_S} s \(late\)") as told:
         ready.apply()
@@ -474,7 +474,7 @@ migration = Migration(
 """
 
 
-def test_rows_that_collide_are_told_with_the_exit_code_of_findings_by_safe_id(project: Project) -> None:
+def test_colliding_rows_end_with_findings_by_safe_id(project: Project) -> None:
     script_id = project.script(LOWERED)
     _fill(project, "Users", [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)])
     with inline(project) as executor:
@@ -509,7 +509,7 @@ def test_a_worker_of_another_basis_refuses(
     assert not ready.project.rows("UsersV2")
 
 
-def test_a_stop_is_heeded_between_tasks_and_the_next_run_goes_on(ready: Ready) -> None:
+def test_a_stop_takes_effect_between_tasks(ready: Ready) -> None:
     stop = StopFlag()
 
     def then_stop(plain: Plain) -> Plain:
@@ -591,7 +591,7 @@ def told_by(executor: Inline) -> Counter[str]:
     return sum((Counter(one["sent"]) for one in executor.answers), Counter())
 
 
-def test_what_workers_send_is_counted_with_what_the_runner_sends(tmp_path: Path) -> None:
+def test_workers_requests_are_counted_with_the_runners(tmp_path: Path) -> None:
     """While rows are copied, by kind as without workers, but for what a round of batches asks: control row,
     lease, and the time. (`reconcile` reads otherwise with workers, ADR 0036.)"""
     counted = []
@@ -614,7 +614,7 @@ def test_what_workers_send_is_counted_with_what_the_runner_sends(tmp_path: Path)
     assert told["operations"] >= 0.8 * alone["operations"]
 
 
-def test_of_a_task_that_is_lost_its_own_requests_alone_are_not_known(ready: Ready) -> None:
+def test_only_a_lost_tasks_own_requests_are_unknown(ready: Ready) -> None:
     accounts: list[Accounts] = []
 
     def connect(config: Config) -> Accounts:
@@ -633,7 +633,7 @@ def _done_and_not_answered(plain: Plain) -> Plain:
     raise ValueError
 
 
-def test_what_workers_told_is_kept_with_each_checkpoint(ready: Ready) -> None:
+def test_workers_requests_are_kept_with_each_checkpoint(ready: Ready) -> None:
     ready.executor.tasks = 1
 
     def carry(plain: Plain) -> Plain:

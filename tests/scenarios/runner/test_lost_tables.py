@@ -84,7 +84,7 @@ def events(project: Project, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("table", ["Users", "UsersV2", MAPPING_TABLE])
-def test_status_does_not_call_a_migration_safe_whose_table_is_gone(users: Commands, table: str) -> None:
+def test_status_is_unsafe_when_a_table_is_gone(users: Commands, table: str) -> None:
     assert users("status", "--json").json["migrations"][0]["safe"]
     service = users.project.restricted if table == MAPPING_TABLE else users.project.tables
     asyncio.run(service.delete_table(table))
@@ -128,7 +128,7 @@ def test_cutover_refuses_a_lost_or_empty_target(made: Company, lose: Callable[[P
 
 
 @pytest.mark.parametrize("table", ["Posts", "PostsByTag"])
-def test_cutover_stays_closed_while_source_or_index_is_gone(tmp_path: Path, table: str) -> None:
+def test_cutover_refuses_when_source_or_index_is_gone(tmp_path: Path, table: str) -> None:
     with company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")]) as made:
         made.client(View.OLD)
         made.apply()
@@ -137,7 +137,7 @@ def test_cutover_stays_closed_while_source_or_index_is_gone(tmp_path: Path, tabl
             made.apply(Phase.CUTOVER)
 
 
-def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(lives: Lives) -> None:
+def test_cutover_takes_an_empty_target_of_a_few_new_rows(lives: Lives) -> None:
     """They were inserted after the verification, and the freeze brings them."""
     rekey = lives.begun(USERS_SCRIPT)
     rows = rekey.project.rows("Users")
@@ -199,7 +199,7 @@ def test_targets_survive_a_source_lost_after_proof(users: Commands, monkeypatch:
     assert users.project.rows("UsersV2") == before
 
 
-def test_targets_that_hold_the_last_copy_are_dropped_for_a_reason_on_record(users: Commands) -> None:
+def test_the_last_copy_is_dropped_for_a_recorded_reason(users: Commands) -> None:
     delete(users.project, "Users")
     users(*DROP, "--reason", "ticket 4711")
     assert not asyncio.run(users.project.tables.table_exists("UsersV2"))
@@ -220,7 +220,7 @@ def test_rows_only_in_the_target_are_counted(users: Commands, monkeypatch: pytes
     assert events(users.project, "drop-proved")[-1]["only_in_target"] == 0
 
 
-def test_rows_that_stand_in_the_target_alone_are_dropped_for_a_reason_on_record(users: Commands) -> None:
+def test_rows_only_in_the_target_are_dropped_for_a_recorded_reason(users: Commands) -> None:
     asyncio.run(users.project.tables.table("Users").delete(key_of(users.project.rows("Users")[0])))
     users(*DROP, "--reason", "ticket 4711")
     [event] = events(users.project, "drop-proved")
@@ -286,7 +286,7 @@ def test_a_copy_that_was_cut_off_can_be_dropped(lives: Lives) -> None:
     rekey(*DROP)
 
 
-def test_a_write_in_flight_is_not_taken_for_a_lost_row(made: Company) -> None:
+def test_a_write_in_flight_is_no_lost_row(made: Company) -> None:
     """A client has deleted a row in the source, and its replica a moment later."""
     client = made.clients[0]
     [row, *_] = made.project.rows("Users")
@@ -355,7 +355,7 @@ def test_copying_back_from_nothing_is_safe(users: Commands, lose: Callable[[Proj
     assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "cutover"
 
 
-def test_copying_back_what_the_application_deleted_needs_a_reason_where_it_is_most(users: Commands) -> None:
+def test_copying_back_needs_a_reason_to_delete_most_rows(users: Commands) -> None:
     users("apply", "--to", "cutover", "--writers-stopped")
     delete_rows(users.project, "UsersV2", users.project.rows("UsersV2")[:-3])
     refused = users("rollback", "--writers-stopped", code=3)
@@ -367,7 +367,7 @@ def test_copying_back_what_the_application_deleted_needs_a_reason_where_it_is_mo
 
 
 @pytest.mark.parametrize(("kept", "many"), [(ROWS - remaining.MANY + 1, remaining.MANY), (ROWS // 2, 5)])
-def test_copying_back_what_the_application_deleted_needs_no_reason_where_it_is_less(
+def test_copying_back_needs_no_reason_to_delete_fewer_rows(
     users: Commands, kept: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer than many; or many, and not more than there are left."""
@@ -444,7 +444,7 @@ def test_a_smaller_target_blocks_retire(users: Commands, lose: Callable[[Project
     assert len(project.rows("Users")) == ROWS
 
 
-def test_a_source_that_somebody_deleted_is_retired(users: Commands) -> None:
+def test_a_deleted_source_is_retired(users: Commands) -> None:
     complete(users)
     project = users.project
     prove_all(project)
@@ -453,7 +453,7 @@ def test_a_source_that_somebody_deleted_is_retired(users: Commands) -> None:
     assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "retired"
 
 
-def test_the_source_is_retired_for_a_reason_on_record(users: Commands) -> None:
+def test_the_source_is_retired_for_a_recorded_reason(users: Commands) -> None:
     complete(users)
     project = users.project
     with project.session(Options(typed_table="Users")) as session:

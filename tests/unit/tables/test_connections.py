@@ -255,7 +255,7 @@ async def test_an_answer_that_ends_its_connection_counts(raw: bytes) -> None:
     assert served.connections == 2
 
 
-async def test_headers_are_found_in_any_case_and_the_first_of_several_counts() -> None:
+async def test_headers_are_case_insensitive_and_the_first_wins() -> None:
     raw = b"HTTP/1.1 204 X\r\nETAG: one\r\nx-ms-a:  b c \r\nETag: two\r\n\r\n"
     async with serving(saying(raw)) as served, client_of(served) as client:
         answer = await client.ask()
@@ -787,7 +787,7 @@ async def test_a_silent_handshake_times_out() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_large_bodies_go_both_ways_at_once(reached: Reached) -> None:
+async def test_large_bodies_are_sent_both_ways_at_once(reached: Reached) -> None:
     body = bytes(range(256)) * (8 * MB // 256)
     async with reached(echo) as (served, client):
         for _ in range(2):
