@@ -1,4 +1,4 @@
-"""Names say what a value is: none of the words that could stand for anything is an identifier of the program."""
+"""Names say what a value is: no identifier of the program is a word that could stand for anything."""
 
 from __future__ import annotations
 
