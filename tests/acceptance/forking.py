@@ -38,7 +38,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
         *_MODULES,
-        *(f"tests.acceptance.{name}" for name in ("dualwriting_client", "late_machines", "secondary_client")),
+        *(f"tests.acceptance.{name}" for name in ("late_machines", "secondary_client")),
     ]
 )
 

@@ -1,5 +1,6 @@
 """What users' CI runs: the steps of the GitHub action and of the Azure Pipelines template, and the hook for
-pre-commit, by the shells that the hosts start, in a project made by `rekey init`, with the installed command.
+pre-commit, by the shells that the hosts start, in a project made by `rekey init`. The command is forked (see
+`forking`), but where it is shown what is imported.
 
 Stood in for are the host's own parts alone: its expressions and variables, the package index, the step that
 keeps files, and its address for comments.
@@ -28,6 +29,8 @@ import pytest
 import yaml
 from azure.data.tables import TableServiceClient
 
+from rekey.cli.main import run
+from tests.acceptance.forking import rekey_for_a_shell
 from tests.acceptance.support import command
 from tests.asserts.documents import UsualAzurite
 
@@ -117,6 +120,7 @@ class Host:
     folder: Path
     project: Path
     api: ThreadingHTTPServer
+    rekey: str
     environment: dict[str, str] = field(default_factory=dict)
     said: str = ""
 
@@ -135,7 +139,7 @@ class Host:
         (self.folder / "temp").mkdir(exist_ok=True)
         programs = self.folder / "programs"
         programs.mkdir(exist_ok=True)
-        stand_in = PYTHON.format(rekey=command(), python=sys.executable)
+        stand_in = PYTHON.format(rekey=self.rekey, python=sys.executable)
         (programs / "python").write_text(stand_in, "utf-8")
         (programs / "python").chmod(0o755)
         self.environment = {
@@ -300,7 +304,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     """A host, and a project made by `rekey init` in a folder of the repository."""
     project = tmp_path / "repository/tables"
     project.mkdir(parents=True)
-    subprocess.run([command(), "init"], cwd=project, check=True, capture_output=True)
+    assert run(["init", str(project)]) == 0
     (project / "migrations/0001_users_opaque_ids.py").write_text(SCRIPT, "utf-8")
     with (project / "rekey.toml").open("a") as config:
         config.write('\n[secrets.users]\nenv = "USERS_SECRET"\n')
@@ -310,7 +314,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     api.comments, api.attached = list(STRANGERS), {}  # type: ignore[attr-defined]
     thread = threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    yield request.param(tmp_path, tmp_path / "repository", api)
+    with rekey_for_a_shell(tmp_path) as programs:
+        yield request.param(tmp_path, tmp_path / "repository", api, str(programs / "rekey"))
     api.shutdown()
     thread.join()
     api.server_close()
@@ -428,6 +433,7 @@ def test_nothing_is_asked_unless_the_workflow_says_so(host: Host) -> None:
 @ONE_HOST
 def test_no_step_imports_from_the_folder_of_the_pull_request(host: Host) -> None:
     """The step that writes the comment holds the token."""
+    host.rekey = command()
     for folder in (host.project, host.project / "tables"):
         for name in ("json", "os", "sys", "urllib", "venv", "pip"):
             (folder / f"{name}.py").write_text(f"raise SystemExit('{name} of the pull request')\n", "utf-8")
@@ -478,5 +484,5 @@ def test_the_hook_for_pre_commit_looks_at_what_is_about_to_be_committed(host: Ho
     script = host.project / "tables/migrations/0001_users_opaque_ids.py"
     for text, code in ((SCRIPT, 0), (UNSERVED, 1), ("nonsense(", 2)):
         script.write_text(text, "utf-8")
-        done = subprocess.run([command(), *words], cwd=script.parents[1], capture_output=True, check=False)
+        done = subprocess.run([host.rekey, *words], cwd=script.parents[1], capture_output=True, check=False)
         assert done.returncode == code, done.stdout + done.stderr

@@ -4,8 +4,10 @@ What a reader types is a process: of the README the installed command from nothi
 runbooks a forked one (see `forking`). What a runbook presumes is prepared here, with the same commands called
 in this process, which is quicker still.
 
-Soak: README and tutorial from a whole clone.
+Soak: README and tutorial from a whole clone; the runbook of `stress`.
 Reason, and what `make test` covers: all packages from their index; the same with rekey installed already.
+Five stress tests at full load; that each command is one in `tests/repo/test_docs.py`, and what it does in
+`test_stress.py` and `test_stress_mix.py`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from tests.acceptance.support import unused_port
 from tests.acceptance.test_installed import NOT_IN_A_CLONE
 from tests.asserts import documents
 from tests.asserts.documents import ROOT, USUAL_FOLDER, Command, UsualAzurite
+from tests.soaking import others_in_soak
 from tests.worlds.example_rows import users
 
 pytestmark = pytest.mark.azurite
@@ -310,7 +313,9 @@ def test_every_runbook_is_prepared_for() -> None:
     assert sorted(PRESUMED) == RUNBOOKS
 
 
-@pytest.mark.parametrize("name", RUNBOOKS)
+@pytest.mark.parametrize(
+    "name", others_in_soak(RUNBOOKS, kept=[name for name in RUNBOOKS if name != "stress"])
+)
 def test_commands_of_a_runbook_do_what_it_says(name: str, tmp_path: Path, azurite: UsualAzurite) -> None:
     (tmp_path / "project").mkdir()
     project = Project(tmp_path / "project", azurite)
