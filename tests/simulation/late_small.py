@@ -368,8 +368,8 @@ def at_work() -> Iterator[None]:
         for replaced in (
             patch(sweep, "DigestParts", DigestsInMemory),
             patch(workers, "Driver", drives),
-            patch(driver, "_LOOK_S", LOOK_S),
-            patch(term, "_LOOK_S", ALL_S),
+            patch(driver, "_POLL_S", LOOK_S),
+            patch(term, "_POLL_S", ALL_S),
             patch(clients, "_LOOK_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
