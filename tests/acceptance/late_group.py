@@ -17,9 +17,9 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.model import Row, content_of
 from rekey.phases import ControlPhase
-from tests.acceptance.dualwriting import SECRETS
-from tests.acceptance.support import Project, load, users
 from tests.fakes.given_account import MADE
+from tests.worlds.azurite_projects import Project, load, users
+from tests.worlds.fleet import SECRETS
 from tests.worlds.scripts import USERS, named
 
 _ROWS = 30

@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting_worlds import View
-from tests.acceptance.late_ledger import Did, Verdict, always, did, judge, steady
-from tests.acceptance.late_machines import Client, Runner
 from tests.acceptance.late_stage import USUAL, Outcome, Scale, Stand, Stuck
+from tests.worlds.applications import View
+from tests.worlds.late_ledger import Did, Verdict, always, did, judge, steady
+from tests.worlds.late_machines import Client, Runner
 
 COMMAND_SECONDS = 200.0
 ATTEMPTS = 30

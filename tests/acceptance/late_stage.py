@@ -26,16 +26,16 @@ from rekey.declaration.scripts import load_script
 from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting import SECRETS, Stage
-from tests.acceptance.dualwriting_clients import Where
-from tests.acceptance.dualwriting_worlds import WORLDS, View, World
-from tests.acceptance.late_client import RESTART, Job
-from tests.acceptance.late_command import DURATION, RENEW, SIGNED
 from tests.acceptance.late_group import Group
-from tests.acceptance.late_ledger import Look, lines_of
-from tests.acceptance.late_machines import Client, Runner, environment_of, namespaces_work
-from tests.acceptance.support import Project
 from tests.fakes.weather import CALM, Weather, WeatherProcess
+from tests.worlds.application_clients import Where
+from tests.worlds.applications import WORLDS, View, World
+from tests.worlds.azurite_projects import Project
+from tests.worlds.fleet import SECRETS, Stage
+from tests.worlds.late_client import RESTART, Job
+from tests.worlds.late_command import DURATION, RENEW, SIGNED
+from tests.worlds.late_ledger import Look, lines_of
+from tests.worlds.late_machines import Client, Runner, environment_of, namespaces_work
 
 LIFE_SECONDS = 480.0
 _TICK = 0.05

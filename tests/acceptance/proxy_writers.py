@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.dualwriting import waited_for
+from tests.worlds.fleet import waited_for
 
 
 class Writer:

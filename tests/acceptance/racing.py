@@ -34,10 +34,10 @@ from rekey.client.reading import LeaseSettings
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.model import EntityKey, Row, key_of
-from tests.acceptance.dualwriting import differences
-from tests.acceptance.support import Project, load
 from tests.fakes.given_account import MADE
 from tests.simulation.linearizable import DONE, EXISTS, OPEN, Content, History, Operation, Refuses
+from tests.worlds.azurite_projects import Project, load
+from tests.worlds.fleet import differences
 
 View = Literal["old", "new"]
 Before = Literal["absent", "gone", "copied and gone", "held", "moved"]

@@ -20,7 +20,7 @@ from azure.data.tables import TableServiceClient
 
 from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY, default_config
 from rekey.rehearse import azurite as launcher
-from tests.acceptance.support import command, unused_port
+from tests.worlds.azurite_projects import command, unused_port
 
 pytestmark = pytest.mark.azurite
 

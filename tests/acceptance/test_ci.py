@@ -30,9 +30,9 @@ import yaml
 from azure.data.tables import TableServiceClient
 
 from rekey.cli.main import run
-from tests.acceptance.forking import rekey_for_a_shell
-from tests.acceptance.support import command
 from tests.asserts.documents import UsualAzurite
+from tests.worlds.azurite_projects import command
+from tests.worlds.forking import rekey_for_a_shell
 
 pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("ci")]
 ROOT = Path(__file__).parents[2]

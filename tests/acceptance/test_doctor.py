@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import RESTRICTED, Project, Wire, unused_port, users
+from tests.worlds.azurite_projects import RESTRICTED, Project, Wire, unused_port, users
 from tests.worlds.scripts import USERS
 
 pytestmark = pytest.mark.azurite

@@ -19,8 +19,8 @@ from rekey.doctor.live.run import REQUESTS
 from rekey.doctor.live.stage import PREFIX, STALE_S
 from rekey.evidence import contents, signing, statement
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, Ran, users
 from tests.fakes.deviations import Deviate, DeviatingProxy, refusing
+from tests.worlds.azurite_projects import Project, Ran, users
 from tests.worlds.scripts import MOVE, USERS
 
 pytestmark = pytest.mark.azurite

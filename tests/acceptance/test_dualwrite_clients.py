@@ -24,9 +24,9 @@ from rekey.client.lease import LeaseSettings
 from rekey.client.sdk.errors import DualWriteRefused
 from rekey.errors import SecretMissing
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting import Fleet, Stage, waited_for
-from tests.acceptance.support import Project, Ran
 from tests.fakes.weather import CALM, WeatherProcess
+from tests.worlds.azurite_projects import Project, Ran
+from tests.worlds.fleet import Fleet, Stage, waited_for
 
 pytestmark = pytest.mark.azurite
 CLIENTS = 10

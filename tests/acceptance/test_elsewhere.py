@@ -20,8 +20,8 @@ from rekey.rehearse import project as rehearsing
 from rekey.rehearse.azurite import Azurite, _end, _wait_until_ready, find_azurite, find_node
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import Briefly
-from tests.acceptance.forking import ForkedInstead
-from tests.acceptance.support import Project, Ran, users
+from tests.worlds.azurite_projects import Project, Ran, users
+from tests.worlds.forking import ForkedInstead
 from tests.worlds.scripts import MOVE, named, under_writes
 
 pytestmark = pytest.mark.azurite

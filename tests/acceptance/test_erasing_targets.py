@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, posts
+from tests.worlds.azurite_projects import Project, posts
 from tests.worlds.scripts import POSTS, under_writes
 
 pytestmark = pytest.mark.azurite

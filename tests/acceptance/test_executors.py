@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, Ran, Running, users
+from tests.worlds.azurite_projects import Project, Ran, Running, users
 from tests.worlds.scripts import USERS
 
 pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("executors")]

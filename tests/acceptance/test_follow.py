@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project
 from tests.scenarios.status.test_progress import check
+from tests.worlds.azurite_projects import Project
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import user
 

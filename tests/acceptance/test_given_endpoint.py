@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Wire
+from tests.worlds.azurite_projects import Wire
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 ROOT = Path(__file__).parents[2]

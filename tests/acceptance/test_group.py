@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, load, users
 from tests.fakes.given_account import MADE
 from tests.soaking import others_in_soak
+from tests.worlds.azurite_projects import Project, load, users
 
 pytestmark = pytest.mark.azurite
 SCRIPT = '''"""Users of five countries."""

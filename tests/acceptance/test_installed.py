@@ -28,8 +28,8 @@ import pytest
 
 from rekey.core.distribution import VERSION
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project
 from tests.repo.test_docs import commands
+from tests.worlds.azurite_projects import Project
 from tests.worlds.example_rows import users
 
 pytestmark = pytest.mark.xdist_group("installed")  # built once

@@ -22,7 +22,7 @@ import pytest
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite
 from rekey.state.models import Segment
-from tests.acceptance.support import Key, Project, keys_of, posts, users
+from tests.worlds.azurite_projects import Key, Project, keys_of, posts, users
 from tests.worlds.scripts import POSTS, USERS
 
 pytestmark = pytest.mark.azurite

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project
+from tests.worlds.azurite_projects import Project
 from tests.worlds.example_rows import users
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.late_ledger import READ, Did, Look, State, Verdict, judge, steady
+from tests.worlds.late_ledger import READ, Did, Look, State, Verdict, judge, steady
 
 A: dict[str, Any] = {"name": "a"}
 B: dict[str, Any] = {"name": "b"}

@@ -33,11 +33,11 @@ import pytest
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.late_group import Group
 from tests.acceptance.late_lives import Life
-from tests.acceptance.late_machines import ROOT, namespaces_work
 from tests.acceptance.late_stage import LIFE_SECONDS, QUICK, SUM, Outcome
-from tests.acceptance.support import Project, Wire
 from tests.fakes.weather import Weather, WeatherProxy
 from tests.soaking import others_in_soak
+from tests.worlds.azurite_projects import Project, Wire
+from tests.worlds.late_machines import ROOT, namespaces_work
 
 pytestmark = pytest.mark.azurite
 LIVES = int(os.environ.get("LATE_LIVES", "30"))

@@ -28,9 +28,9 @@ import pytest
 
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import RESTRICTED, Project
 from tests.asserts.canaries import Canaries
 from tests.fakes.fault_proxy import Fault, FaultProxy, error_answer
+from tests.worlds.azurite_projects import RESTRICTED, Project
 
 pytestmark = pytest.mark.azurite
 PARTS = {f"Sealed{number}" for number in range(9)}

@@ -30,9 +30,9 @@ from rekey.core.clock import SystemClock
 from rekey.rehearse.azurite import Azurite
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import Watch
-from tests.acceptance.support import Project
 from tests.acceptance.test_serve import started
 from tests.asserts.documents import ROOT
+from tests.worlds.azurite_projects import Project
 from tests.worlds.progress import AS_OF, client, document, migration
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import user

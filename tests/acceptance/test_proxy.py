@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting import Fleet, Stage, waited_for
-from tests.acceptance.support import Project, Running
+from tests.worlds.azurite_projects import Project, Running
+from tests.worlds.fleet import Fleet, Stage, waited_for
 
 pytestmark = pytest.mark.azurite
 ROWS = 240

@@ -22,11 +22,11 @@ import pytest
 from rekey.core import edm
 from rekey.project.config import AZURITE_ACCOUNT
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting import waited_for
 from tests.acceptance.proxy_writers import Writer, ended, expected_of
-from tests.acceptance.support import Project
 from tests.acceptance.test_proxy import Proxy, proxies_of
 from tests.acceptance.test_proxy_cli import az
+from tests.worlds.azurite_projects import Project
+from tests.worlds.fleet import waited_for
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak, pytest.mark.timeout(1800)]
 __all__ = ["az"]

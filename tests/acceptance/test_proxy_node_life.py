@@ -17,8 +17,8 @@ import pytest
 from benchmarks.peers import node_script
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.proxy_writers import Writer, ended, expected_of
-from tests.acceptance.support import Project
 from tests.acceptance.test_proxy import Proxy, proxies_of
+from tests.worlds.azurite_projects import Project
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak, pytest.mark.timeout(900)]
 WRITES = Path(__file__).with_name("proxy_writes.mjs")

@@ -38,9 +38,9 @@ from tests.acceptance.racing import (
     Race,
     Report,
 )
-from tests.acceptance.support import Project
 from tests.acceptance.test_proxy import Proxy
 from tests.simulation import dual_broken
+from tests.worlds.azurite_projects import Project
 
 pytestmark = pytest.mark.azurite
 RACES, SOAK_RACES, RACES_OF_A_LIFE = 200, 10_000, 250

@@ -20,9 +20,9 @@ from rekey.model import content_of
 from rekey.rehearse import project
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import Briefly, RehearsalReport
-from tests.acceptance.forking import ForkedInstead
 from tests.asserts.every import every
 from tests.worlds.example_rows import users
+from tests.worlds.forking import ForkedInstead
 from tests.worlds.odd_rows import generic
 
 pytestmark = pytest.mark.azurite

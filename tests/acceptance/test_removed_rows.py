@@ -11,7 +11,7 @@ import pytest
 
 from rekey.model import Row
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, users
+from tests.worlds.azurite_projects import Project, users
 from tests.worlds.scripts import USERS, under_writes
 
 pytestmark = pytest.mark.azurite

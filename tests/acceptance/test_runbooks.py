@@ -35,13 +35,13 @@ from rekey.rehearse.azurite import AZURITE_DIR, USUAL_PORT, stop_in_background
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
-from tests.acceptance.forking import Forked, rekey_for_a_shell
-from tests.acceptance.support import unused_port
 from tests.acceptance.test_installed import NOT_IN_A_CLONE
 from tests.asserts import documents
 from tests.asserts.documents import ROOT, USUAL_FOLDER, Command, UsualAzurite
 from tests.soaking import others_in_soak
+from tests.worlds.azurite_projects import unused_port
 from tests.worlds.example_rows import users
+from tests.worlds.forking import Forked, rekey_for_a_shell
 
 pytestmark = pytest.mark.azurite
 

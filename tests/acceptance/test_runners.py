@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, users
+from tests.worlds.azurite_projects import Project, users
 from tests.worlds.scripts import USERS
 
 pytestmark = pytest.mark.azurite

@@ -27,9 +27,9 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.model import Row, key_of
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.forking import forked
 from tests.acceptance.secondary_client import application
-from tests.acceptance.support import Project
+from tests.worlds.azurite_projects import Project
+from tests.worlds.forking import forked
 from tests.worlds.scripts import RACES, under_writes
 from tests.worlds.small import contents, racer
 

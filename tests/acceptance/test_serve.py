@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.forking import Forked
 from tests.acceptance.test_cli_services import configure
 from tests.conftest import open_account
+from tests.worlds.forking import Forked
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import SECRET, user
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.forking import Forked
 from tests.acceptance.test_serve import LONG_S, ROWS, project, started
 from tests.asserts.browser import Tab, needs_browser, tab
+from tests.worlds.forking import Forked
 
 __all__ = ["project"]
 pytestmark = [pytest.mark.azurite, needs_browser]

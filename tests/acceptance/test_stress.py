@@ -22,9 +22,9 @@ import pytest
 
 from benchmarks.stub import KEY, StubProcess
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.support import Project, Ran, users
 from tests.asserts.every import every
 from tests.fakes.rate_limits import LimitProxy
+from tests.worlds.azurite_projects import Project, Ran, users
 
 pytestmark = pytest.mark.azurite
 

@@ -21,9 +21,9 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from rekey.stress.mix import OperationKind
-from tests.acceptance.support import Project, Ran, Running
 from tests.fakes.rate_limits import MixLimitProxy, PlantedLimits
 from tests.soaking import others_in_soak
+from tests.worlds.azurite_projects import Project, Ran, Running
 
 pytestmark = pytest.mark.azurite
 _LONGEST = 1200

@@ -18,7 +18,7 @@ from rekey.core.edm import BINARY, DATETIME, DOUBLE, GUID, INT64
 from rekey.model import Row, content_of
 from rekey.rehearse.azurite import Azurite
 from rekey.rehearse.witness import open_service
-from tests.acceptance.support import Key, Project
+from tests.worlds.azurite_projects import Key, Project
 from tests.worlds.odd_rows import generic
 
 pytestmark = pytest.mark.azurite

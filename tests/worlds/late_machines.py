@@ -26,9 +26,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.acceptance import late_client, late_command
-from tests.acceptance.forking import forked
-from tests.acceptance.late_client import Job
+from tests.worlds import late_client, late_command
+from tests.worlds.forking import forked
+from tests.worlds.late_client import Job
 
 ROOT = Path(__file__).parents[2]
 _IN_NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from rekey.model import Row
-from tests.acceptance.late_ledger import Content, State
 from tests.worlds import scripts as declared
+from tests.worlds.late_ledger import Content, State
 from tests.worlds.scripts import under_writes
 
 View = Literal["old", "new"]

@@ -56,8 +56,8 @@ from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
-from tests.acceptance.forking import Forked
 from tests.fakes.given_account import IS_GIVEN, MADE, RUN
+from tests.worlds.forking import Forked
 from tests.worlds.scripts import named
 
 _NUMBERS = itertools.count(RUN * 1000 if IS_GIVEN else 1)

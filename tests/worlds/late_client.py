@@ -24,9 +24,9 @@ from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.data.tables import UpdateMode
 
-from tests.acceptance.dualwriting_clients import Where, mapper_of, open_client
-from tests.acceptance.dualwriting_worlds import MONTHS, WORLDS, View, World
-from tests.acceptance.late_ledger import READ, Content, Ledger, State
+from tests.worlds.application_clients import Where, mapper_of, open_client
+from tests.worlds.applications import MONTHS, WORLDS, View, World
+from tests.worlds.late_ledger import READ, Content, Ledger, State
 
 RESTART = 7
 _RESTART_CODES = ("other-run", "control-gone", "control-moved-back")

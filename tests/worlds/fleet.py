@@ -24,12 +24,12 @@ from rekey.declaration.scripts import load_script
 from rekey.model import Row, content_of, key_of
 from rekey.protocol.registry import SAFETY_S
 from rekey.state.store import State as StateFile
-from tests.acceptance.dualwriting_clients import Where, mapper_of
-from tests.acceptance.dualwriting_worlds import WORLDS, View, World
-from tests.acceptance.late_client import Job
-from tests.acceptance.late_ledger import READ, Did, State, Verdict, did, judge, lines_of
-from tests.acceptance.late_machines import Client
-from tests.acceptance.support import Project
+from tests.worlds.application_clients import Where, mapper_of
+from tests.worlds.applications import WORLDS, View, World
+from tests.worlds.azurite_projects import Project
+from tests.worlds.late_client import Job
+from tests.worlds.late_ledger import READ, Did, State, Verdict, did, judge, lines_of
+from tests.worlds.late_machines import Client
 
 _SECONDS = 60.0
 _DRAIN_SECONDS = 12.0

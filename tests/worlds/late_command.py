@@ -1,4 +1,4 @@
-"""`rekey WORDS` with a runner lease that a test can outwait: `python -m tests.acceptance.late_command WORDS`.
+"""`rekey WORDS` with a runner lease that a test can outwait: `python -m tests.worlds.late_command WORDS`.
 
 The lease of a runner is 60 seconds, and the service refuses what was signed 15 minutes ago; here both are as
 the environment says, which knows how long processes stand still. Nothing else is changed: what waits for a

@@ -38,7 +38,8 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
         *_MODULES,
-        *(f"tests.acceptance.{name}" for name in ("late_machines", "secondary_client")),
+        "tests.worlds.late_machines",
+        "tests.acceptance.secondary_client",
     ]
 )
 
