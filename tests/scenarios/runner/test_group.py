@@ -337,7 +337,10 @@ WRONG = {
         lambda text: text.replace('"Users0"', '"Users9"').replace('"More"', '"Users1V2"'),
         "fills the table Users1V2 too",
     ),
-    "name": (lambda text: text.replace('"billing"', '"bill ing"'), "group: it is no name"),
+    "name": (
+        lambda text: text.replace('"billing"', '"bill ing"'),
+        "group: it is not a name of at most 120 characters",
+    ),
 }
 
 
@@ -379,7 +382,7 @@ def test_a_plan_adds_up_a_group_and_estimates_one_stop(tmp_path: Path, commands_
     assert group["requests"] == sum(one["requests_total"] for one in estimates)
     cutovers = [d["at_limits_s"] for one in estimates for d in one["durations"] if d["phase"] == "cutover"]
     assert len(cutovers) == 3 and group["stop_s"] == pytest.approx(sum(cutovers), abs=0.01)
-    assert "writers stand still once" in " ".join(rekey("plan", "--group", GROUP).out.split())
+    assert "writers stop once" in " ".join(rekey("plan", "--group", GROUP).out.split())
     assert "groups" not in rekey("plan", "0001", "--json").json
     rekey("plan", "--group", GROUP, "--exact", "--out", str(tmp_path / "plan.json"))
     rekey("apply", "--group", GROUP, "--plan", str(tmp_path / "plan.json"))
