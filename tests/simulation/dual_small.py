@@ -249,7 +249,7 @@ class DualWorld(SmallWorld):
             if name == self.mapper.tables[0]:
                 actual = {key: row for key, row in actual.items() if self.mapper.kind_of(key.row)}
             if actual != expected:
-                return f"{name} is not what the main rows give"
+                return f"the index rows of {name} are not what their main rows give"
         return ""
 
     def given_by_main_rows(self) -> dict[str, dict[EntityKey, Row]]:
