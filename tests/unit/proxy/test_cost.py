@@ -156,7 +156,7 @@ def search(seed: int, seconds: float, most: int, patch: pytest.MonkeyPatch) -> i
     logging.getLogger("rekey.proxy").setLevel(logging.CRITICAL)
     draw, ends, count = random.Random(seed), time.monotonic() + seconds, 0
     worst = [0.0, 0.0]
-    # What other tests left need not be gone through again for each request: that took a second and a half each.
+    # What other tests left need not be gone through for each request: that took a second and a half.
     gc.collect()
     gc.freeze()
     while count < most and time.monotonic() < ends:
