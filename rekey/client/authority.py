@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 
 from rekey.client.reservations import Reservations
-from rekey.client.steps import Decided, Draft, During, Prepared, Request, State, known, targets_of
+from rekey.client.steps import Decided, Draft, During, Prepared, Request, State, known
 from rekey.errors import RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import Forward, TargetKey, pointer_of
+from rekey.mapping.rows import Forward, TargetKey, pointer_of, targets_of
 from rekey.model import EntityKey, Row
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import CREATES

@@ -7,7 +7,6 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from rekey.client.flow import Flow, check_one_partition
@@ -274,14 +273,10 @@ class NewViewFirst(CrossView):
             row_after(draft.operation, None)  # raises what the service answers for a missing row
 
     async def _owner(self, place: TargetKey) -> EntityKey | None:
-        """Return the source key of the row under a main target key; while it passes on, the one whose row is
-        there."""
+        """Return the source key of the row under a main target key, also while it is passing on."""
         claim = await self.authority.mapping.owner(place.key)
-        for heir in () if claim is None else claim.claimants[1:]:
-            with suppress(RowRefused):
-                if await self.authority.replicas.still_owns(heir, place):
-                    return heir
-        return None if claim is None else claim.source
+        next_owner = await self.authority.replicas.next_owner(claim, place)
+        return next_owner or (None if claim is None else claim.source)
 
     async def read_authority(self, draft: Draft) -> None:
         draft.authority_key = draft.old_key

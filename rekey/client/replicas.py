@@ -8,8 +8,9 @@ from functools import partial
 
 from rekey.client.flow import Flow
 from rekey.client.parts import WIDTH, refused_by
-from rekey.client.steps import Decided, Followed, Request, State, targets_of
+from rekey.client.steps import Decided, Followed, Request, State
 from rekey.errors import CredentialRefused, ServiceError
+from rekey.mapping.rows import targets_of
 from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_take_effect
@@ -135,7 +136,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     seen = {**during_write, **before_write}
     if any(lacks_main(group, seen, co_located) for group in groups):
         return None  # a main row that was not there when read may be there now
-    if 0 in flow.authority.mapper.shared and co_located and _may_be_a_formers(decided, writes, seen):
+    if 0 in flow.authority.mapper.shared and co_located and _may_be_of_former_owner(decided, writes, seen):
         return None
     outcomes = await side_by_side(write_group(group) for group in groups)
     # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
@@ -146,7 +147,7 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     return Followed(decided, State.WRITTEN, reread or bool(unread))
 
 
-def _may_be_a_formers(decided: Decided, writes: Writes, seen: Seen) -> bool:
+def _may_be_of_former_owner(decided: Decided, writes: Writes, seen: Seen) -> bool:
     """Tell whether a main row to be replaced or deleted may be that of the key's former owner, which has
     secondary rows of its own. `seen`: the rows as read."""
     before = decided.during.previous

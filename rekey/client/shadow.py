@@ -13,6 +13,7 @@ from rekey.client.lease import Permit
 from rekey.client.parts import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
+from rekey.mapping.rows import targets_of
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.propagate import version_of
@@ -169,7 +170,7 @@ class Shadow:
         if seen.row is not None:
             return key_of(self._mapper.map(seen.row)[0].row)
         forward = await self.client.propagator.mapping.forward(seen.key)
-        for target in sorted(forward.targets if forward else ()):
+        for target in sorted(targets_of(forward)):
             if (
                 target.table == 0
                 and await self._tables[TARGET].get(target.key) is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from rekey.client.authority import Authority
-from rekey.client.steps import Draft, During, Prepared, known, targets_of
-from rekey.mapping.rows import TargetKey
+from rekey.client.steps import Draft, During, Prepared, known
+from rekey.mapping.rows import TargetKey, targets_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import FULL, MERGES, as_sent, row_after

@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import chain
 from typing import TypeVar
 
-from rekey.mapping.rows import Forward, Owner, TargetKey
+from rekey.mapping.rows import Forward, Owner, TargetKey, targets_of
 from rekey.model import EntityKey, Row
 from rekey.protocol.replicas import Rows, Seen, Writes
 from rekey.protocol.rules import Side
@@ -289,11 +289,6 @@ def known(key: K | None) -> K:
     if key is None:
         raise AssertionError("a key is asked for before it is known")
     return key
-
-
-def targets_of(forward: Forward | None) -> frozenset[TargetKey]:
-    """Return the target keys that a forward row lists."""
-    return forward.targets if forward else frozenset()
 
 
 def main_keys(*places: Iterable[TargetKey]) -> set[EntityKey]:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from rekey.client.authority import Authority, index_places
 from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.reservations import RELEASES
-from rekey.client.steps import Draft, During, Prepared, Request, State, known, targets_of
+from rekey.client.steps import Draft, During, Prepared, Request, State, known
 from rekey.errors import Collision, RowRefused, Unavailable
-from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
+from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import remember
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import side_by_side
@@ -48,7 +48,8 @@ class TargetAuthority(Authority):
         elif operation.verb is Verb.DELETE:
             draft.replicas.expected = {}  # a row without an owner has no replicas
             owner, _ = await side_by_side([self.replicas.owner_of(draft.key), self.read_before(draft)])
-            draft.source_key = owner = await self._holder_now(draft, owner)
+            named = self.reverse.named_by(draft.before)
+            draft.source_key = owner = await self._holder_now(draft.before, named, owner)
             if self.mapper.co_located and owner is not None:
                 await self.find_forward(draft)
                 await self.add_secondary_writes(draft)
@@ -63,8 +64,10 @@ class TargetAuthority(Authority):
 
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
         old_key, before = draft.old_key, draft.before
-        named = None if before is None else self.reverse.named_by(before)
-        draft.mapping.owner = owner = await self._holder_now(draft, draft.mapping.owner, unless=old_key)
+        named = self.reverse.named_by(before)
+        if named != old_key:
+            draft.mapping.owner = await self._holder_now(before, named, draft.mapping.owner)
+        owner = draft.mapping.owner
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):
@@ -351,14 +354,12 @@ class TargetAuthority(Authority):
         return reserved.writers <= {draft.request.write_id} or self.mapping.is_over(at, reserved)
 
     async def _holder_now(
-        self, draft: Draft, owner: EntityKey | None, unless: EntityKey | None = None
+        self, before: Row | None, named: EntityKey | None, owner: EntityKey | None
     ) -> EntityKey | None:
-        """Return whose row was read, where its target key was `owner`'s. The claim was read concurrently with
-        the row, so it may be older: since then another old key may have taken the target key and written this
-        row. `unless`: an old key whose row it may be without another read."""
-        if draft.before is None or self.reverse.named_by(draft.before) in (None, owner, unless):
-            return owner
-        return await self.reverse.holder(draft.before)
+        """Return whose row `before` is. `named`: the old key in it; `owner`: that of its key's claim."""
+        # The claim was read concurrently with the row, so it may be older: since then another old key may
+        # have taken the target key and written this row.
+        return owner if before is None or named in (None, owner) else await self.reverse.holder(before)
 
     async def _keeps_key(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it, because its row exists. If not, propagate the

@@ -21,7 +21,7 @@ from rekey.core.safe_ids import SHORT_CHARACTERS, SafeIds
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import Erased, RowRefused
 from rekey.mapping.sealing import FORWARD, REVERSE, DataKey, Sealer, binary, derived, unreadable
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
 
 CONTROL_TABLE = "rekeycontrol"
 # The row key of the runner lease in `rekeycontrol`.
@@ -203,10 +203,11 @@ class MappingRows:
             "Forward": forward.partition,
         }
 
-    def passed_from(self, target: TargetKey) -> tuple[EntityKey, EntityKey]:
-        """Return the bounds, exclusive, of the records of a target key's claim."""
+    def passed_range(self, target: TargetKey) -> KeyRange:
+        """Return the range of the records of a target key's claim."""
         row = self.reverse_key(target.key, target.table).row
-        return EntityKey(self.passed_partition, f"{row}."), EntityKey(self.passed_partition, f"{row}/")
+        partition = self.passed_partition
+        return KeyRange(EntityKey(partition, f"{row}."), EntityKey(partition, f"{row}/"))
 
     def read_passed(self, row: Row) -> tuple[EntityKey, EntityKey]:
         """Return the keys of a passed claim's reverse row, and of its former owner's forward row."""
@@ -295,6 +296,11 @@ def _ascii_json(value: list[Any], is_ascii: bool) -> str:
 
 def _target_keys(listed: Iterable[Iterable[Any]]) -> frozenset[TargetKey]:
     return frozenset(TargetKey(*item) for item in listed)
+
+
+def targets_of(forward: Forward | None) -> frozenset[TargetKey]:
+    """Return the target keys that a forward row lists; none without a row."""
+    return forward.targets if forward else frozenset()
 
 
 def pointer_of(index_row: Row) -> EntityKey:

@@ -23,6 +23,7 @@ from rekey.mapping.rows import (
     cohorts,
     is_tombstone,
     pointer_of,
+    targets_of,
 )
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -393,7 +394,7 @@ class MappingStore:
         """Add target keys to the forward row of a source key as read (None: there was none), and set its
         reservation. Return the row as written; None when another writer changed it meanwhile, or the outcome
         is unknown: reread it then. Raises RowRefused: more target keys than one forward row can list."""
-        listed = frozenset(targets) | (forward.targets if forward else frozenset())
+        listed = frozenset(targets) | targets_of(forward)
         await self.fresh()
         row = self.rows.forward_row(source_key, listed, reserved)
         try:
@@ -513,21 +514,21 @@ class MappingStore:
                 except errors.Erased:
                     continue
                 now = await self.forward(owner.source)
-                listed = former.targets | (now.targets if now else frozenset())
+                listed = former.targets | targets_of(now)
                 for target in listed:
                     if self.rows.reverse_key(target.key, target.table) == reverse_at:
                         yield target, former.source, owner.source
 
-    async def formers(self, target: TargetKey) -> list[EntityKey]:
-        """Return the source keys that a target key's claim has passed on from, those not erased."""
-        start, end = self.rows.passed_from(target)
-        formers = []
-        async for page in self.table.scan(KeyRange(start, end)):
+    async def former_owners(self, target: TargetKey) -> list[Forward]:
+        """Return the forward rows of the source keys that a target key's claim has passed on from, without
+        erased ones."""
+        owners = []
+        async for page in self.table.scan(self.rows.passed_range(target)):
             for row in page.rows:
                 forward = await self.row_at(self.rows.read_passed(row)[1])
                 with suppress(errors.Erased):
-                    formers += [] if forward is None else [self.rows.read_forward(forward).source]
-        return formers
+                    owners += [] if forward is None else [self.rows.read_forward(forward)]
+        return owners
 
     async def lookup(self, direction: str, prefix: str) -> list[Row]:
         """Return the mapping rows of a direction whose digest starts with `prefix` (a safe id)."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of
+from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
@@ -169,7 +169,7 @@ class Propagator:
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
                 return set()
-            listed = forward.targets if forward else frozenset[TargetKey]()
+            listed = targets_of(forward)
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
             current = await self._read_replicas(source_key, listed)
             if self.mapper.co_located and not await self._is_listed_as(source_key, forward):
@@ -191,7 +191,7 @@ class Propagator:
                 continue
             main = self._main_of(expected, current, authority)
             writes = difference(expected, current, self.ignoring)
-            writes += await self._left_by_formers(source_key, writes, listed)
+            writes += await self._former_secondary(source_key, writes, listed)
             writes = with_main(writes, main, self.mapper.co_located)
             if room_for:
                 # Another key is announced, not this one: a delayed write must be harmless here.
@@ -361,11 +361,11 @@ class Propagator:
         pointers = {pointer_of(row) for target, row in current.items() if target.table > 0} & main_keys
         pointers |= {target.key for target in current.keys() - expected.keys() if target.table == 0}
         claims = {pointer: await self.mapping.owner(pointer) for pointer in sorted(pointers)}
-        owners = {pointer: claim.source for pointer, claim in claims.items() if claim is not None}
+        owners = {pointer: await self._row_owner(source_key, pointer, claims[pointer]) for pointer in claims}
         for target, row in current.items():
             if target.table == 0:
                 mine = target in expected
-                if not mine and owners.get(target.key) == source_key:
+                if not mine and owners[target.key] == source_key:
                     mine = not await self._passes_on(target, claims[target.key], tally)
             elif target.table == SOURCE_TABLE or owners.get(pointer_of(row)) == source_key:
                 mine = True
@@ -382,28 +382,44 @@ class Propagator:
                 del own[target]
         return own
 
+    async def _row_owner(
+        self, source_key: EntityKey, main: EntityKey, claim: Owner | None
+    ) -> EntityKey | None:
+        """Return whose row is under a main key that `source_key` lists. `claim`: the key's claim."""
+        if claim is None or claim.source == source_key:
+            return claim and claim.source
+        # A claimant that does not list the key has no row there: its write failed, or is yet to come.
+        is_listed = TargetKey(0, *main) in targets_of(await self.mapping.forward(claim.source))
+        return claim.source if is_listed else source_key
+
+    async def next_owner(self, claim: Owner | None, target: TargetKey) -> EntityKey | None:
+        """Return the source key that a target key is passing on to: its row exists and maps to the key, and
+        the claim is reserved for it. None if there is no such row."""
+        for claimant in () if claim is None else claim.claimants[1:]:
+            with suppress(RowRefused):  # reported where that row is written or verified
+                if await self.still_owns(claimant, target):
+                    return claimant
+        return None
+
     async def _passes_on(self, target: TargetKey, claim: Owner | None, tally: Tally) -> bool:
-        """Tell whether a main row is passing on to the source key that its claim is reserved for, and pass it
-        on: deleted first and created again, it would be missing for a moment."""
-        for heir in () if claim is None else claim.claimants[1:]:
-            with suppress(RowRefused, Collision):  # reported where the heir is written or verified
-                if await self.still_owns(heir, target):
-                    await self._propagate(heir, tally)
-                    return True
+        """Tell whether a main row is passing on to another source key, and pass it on: deleted first and
+        created again, it would be missing for a moment."""
+        next_owner = await self.next_owner(claim, target)
+        if next_owner is not None:
+            with suppress(RowRefused, Collision):  # reported where that row is written or verified
+                await self._propagate(next_owner, tally)
+                return True
         return False
 
     async def _is_unowned(self, target: TargetKey, owner: EntityKey | None) -> bool:
-        """Tell whether an index row has no owner any more: the main key that it points to has
+        """Tell whether a row of an index table has no owner any more: the main key that it points to has
         passed on to another source key, `owner`, which does not list the index key."""
-        # What is listed as well belongs to the owner, which deletes it. Secondary rows: `_left_by_formers`.
-        forward = None if owner is None else await self.mapping.forward(owner)
-        return (
-            forward is not None
-            and target not in forward.targets
-            and target.table not in self.mapper.co_located
-        )
+        # What is listed as well belongs to the owner, which deletes it. Secondary rows: `_former_secondary`.
+        if owner is None or target.table in self.mapper.co_located:
+            return False
+        return target not in targets_of(await self.mapping.forward(owner))
 
-    async def _left_by_formers(
+    async def _former_secondary(
         self, source_key: EntityKey, writes: Writes, listed: frozenset[TargetKey]
     ) -> Writes:
         """Return the deletes of secondary rows that former owners of a main key have left beside its row,
@@ -415,9 +431,9 @@ class Propagator:
         for main in mains:
             places = {
                 target
-                for former in await self.mapping.formers(main)
-                if former != source_key
-                for target in (await self._listed(former)) - listed
+                for former in await self.mapping.former_owners(main)
+                if former.source != source_key
+                for target in former.targets - listed
                 if target.table in self.mapper.co_located - {0} and target.partition == main.partition
             }
             # Read after the main row, whose ETag is a condition of the transaction.
@@ -428,10 +444,6 @@ class Propagator:
                 if row is not None and pointer_of(row) == main.key
             ]
         return deletes
-
-    async def _listed(self, source_key: EntityKey) -> frozenset[TargetKey]:
-        forward = await self.mapping.forward(source_key)
-        return forward.targets if forward else frozenset()
 
 
 def version_of(row: Row | None) -> str | None:

@@ -67,10 +67,10 @@ class ReversePropagator(Propagator):
             )
         return present[0] if present else None
 
-    def named_by(self, row: Row) -> EntityKey | None:
-        """Return the old key that a main target row names, None where it does not say."""
+    def named_by(self, row: Row | None) -> EntityKey | None:
+        """Return the old key that a main target row names, None where it does not say or is not there."""
         try:
-            return self.mapper.source_key(row)
+            return None if row is None else self.mapper.source_key(row)
         except RowRefused:
             return None
 

@@ -205,20 +205,31 @@ def index_rows_of_former_owners_stay() -> Any:
     return _always(Propagator, "_is_unowned", False)
 
 
+def claims_alone_say_whose_a_replica_is() -> Any:
+    """Who has claimed a main key has the row under it, also before the key is listed."""
+
+    async def row_owner(
+        _self: Propagator, _source_key: EntityKey, _main: EntityKey, claim: Owner | None
+    ) -> Any:
+        return claim and claim.source
+
+    return mock.patch.object(Propagator, "_row_owner", row_owner)
+
+
 def secondary_rows_of_former_owners_stay() -> Any:
     """A main row that passes on is replaced alone."""
-    return _always(Propagator, "_left_by_formers", [])
+    return _always(Propagator, "_former_secondary", [])
 
 
 def main_rows_pass_on_alone() -> Any:
     """A client takes a main row that it met for its own, with the secondary rows that it knows."""
-    return mock.patch.object(replicas, "_may_be_a_formers", lambda *_: False)
+    return mock.patch.object(replicas, "_may_be_of_former_owner", lambda *_: False)
 
 
 def deletes_believe_the_claim() -> Any:
     """Whose a row to be deleted is says the claim that was read beside it, which may be older."""
 
-    async def holder_now(_self: TargetAuthority, _draft: Draft, owner: EntityKey | None, **_: Any) -> Any:
+    async def holder_now(_self: TargetAuthority, _before: Any, _named: Any, owner: EntityKey | None) -> Any:
         return owner
 
     return mock.patch.object(TargetAuthority, "_holder_now", holder_now)

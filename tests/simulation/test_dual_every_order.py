@@ -148,6 +148,7 @@ TWO_CLIENTS = [
     ("lowered, cutover, gone: new merge | new insert the other", "no faults", 1),
     ("lowered, cutover, gone: new upsert | new insert the other", "no faults", 1),
     ("benches, cutover: old batch of delete and insert | new delete", "no faults", 1),
+    ("handles, dual_write: old delete | old insert the other", "a busy service", 1),
     ("handles, dual_write: old batch of delete and insert | new upsert", "a crash, late requests", 0),
     ("handles, cutover: old batch of delete and insert | new delete", "no faults", 0),
     ("benches, dual_write: old delete | old insert the other", "no faults", 1),
@@ -172,6 +173,7 @@ _EACH = 6
 """Of SOAK_SECONDS each of some fifty worlds has this part."""
 
 LARGE_TWO = [
+    ("handles, dual_write: old delete | old insert the other", "a busy service", 1),
     ("lowered, dual_write, gone: old upsert | old upsert the other", "a crash, late requests", 0),
     ("lowered, dual_write, gone: old upsert | old upsert the other", "an open outcome", 0),
     ("lowered, dual_write, gone: old upsert | old upsert the other", "a busy service", 0),

@@ -219,6 +219,12 @@ BATCH = "old batch of delete and insert"
             "a row stands without the row that it goes with",
         ),
         (
+            dual_broken.claims_alone_say_whose_a_replica_is,
+            "handles, dual_write: old delete | old insert the other",
+            Budget(failures=1, preemptions=1),
+            "GuestsV2 holds 1 rows that no source row gives",
+        ),
+        (
             dual_broken.moved_keys_stay_reserved,
             f"lowered, cutover: {BATCH} | new delete",
             BOUNDED,

@@ -21,7 +21,7 @@ import pytest
 from rekey import keys
 from rekey.client.route import Writer
 from rekey.declaration.migration import Migration
-from rekey.errors import RekeyError
+from rekey.errors import RekeyError, RowMissing
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -42,7 +42,7 @@ from tests.worlds.dual_write import (
     sleep_forever,
     upsert,
 )
-from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, USERS, post, user
+from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, SEATS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 
@@ -164,6 +164,37 @@ async def test_a_row_deleted_during_its_write_is_gone(create: Callable[[Row], Op
         left = [world.service.dump(name) for name in ("Guests", "GuestsV2", table)]
         assert left == [[], [], []], (number, answers)
         assert reserved_keys(world.service) == []
+
+
+async def test_a_row_whose_key_passes_on_is_never_missing_in_the_new_view() -> None:
+    """A client that settled the former row first deleted it, and a write was told that there is none."""
+    target = EntityKey("eu", "ann@example.com")
+    for number in itertools.count():
+        world = await memory_world(LOWERED, MemoryTableService()).prepare([user("Ann@example.com")])
+        moves = [delete(EntityKey("eu", "Ann@example.com")), insert(user("ANN@example.com"))]
+        answers = await _between(world, number, moves, [merge({**key_row(target), "Nm": "merged"})])
+        await world.assert_quiet()
+        if len(answers) < 2:
+            assert number > 20
+            break
+        assert not [answer for answer in answers if isinstance(answer, RowMissing)], number
+        assert [row["RowKey"] for row in world.service.dump("UsersV2")] == [target.row]
+
+
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+async def test_an_index_key_belongs_to_the_row_that_took_it_from_one_deleted_with_it(
+    phase: ControlPhase, memory: MemoryTableService
+) -> None:
+    """Its claim stayed the deleted row's without a reservation: a third row could take the key."""
+    world = await memory_world(SEATS, memory).prepare([bench("u1", "s1")])
+    world.permits.move(phase)
+    writer = world.writer(View.OLD)
+    await writer.write([delete(EntityKey("p", "u1")), insert(bench("u2", "s1"))])
+    await writer.write([delete(EntityKey("p", "u2")), insert(bench("u3", "s1"))])
+    await world.assert_quiet()
+    claim = await world.mapping.owner(EntityKey("p", "S:s1"), 1)
+    assert claim is not None
+    assert (claim.source, claim.reserved) == (EntityKey("p", "u3"), None)
 
 
 async def _between(

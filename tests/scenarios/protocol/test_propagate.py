@@ -62,6 +62,19 @@ async def test_a_key_that_another_row_took_since_the_row_was_read_is_no_collisio
     assert world.service.dump("Users")[0]["RowKey"] == upper.row, "all its calls were tried"
 
 
+async def test_a_row_whose_key_a_failed_write_has_claimed_goes_with_its_source_row(
+    memory: MemoryTableService,
+) -> None:
+    """The claimant did not list the key, so no row there is its own; nobody else would delete this one."""
+    upper = EntityKey("eu", "Ann@example.com")
+    world = await World(memory, LOWERED).prepare([user(upper.row)])
+    await world.propagator.propagate(upper)
+    await world.source.delete(upper)
+    assert await world.mapping.take(ANN, TargetKey(0, *ANN), await world.mapping.owner(ANN))
+    await world.propagator.propagate(upper)
+    assert memory.dump("UsersV2") == []
+
+
 def _before(number: int, act: Callable[[], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
     calls = itertools.count()
 
