@@ -75,7 +75,7 @@ class Reservation(NamedTuple):
     key: EntityKey
     # The ids (`Journal.write_id`) of the writes that are creating it.
     writers: frozenset[str]
-    # How long after the mapping row was last written any of them may still take effect.
+    # How long after it joined the reservation each of them may still take effect.
     seconds: float
 
     def without(self, writer: str) -> Reservation | None:

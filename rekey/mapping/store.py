@@ -307,7 +307,8 @@ class MappingStore:
     # collision; infinite: until the reservation is over.
     patience_s: float = 0.0
     # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
-    _seen: dict[EntityKey, tuple[Reservation, float]] = field(default_factory=dict, init=False)
+    # Of each reservation, by its mapping row's key: its key, and since when each of its writes was seen.
+    _seen: dict[EntityKey, tuple[EntityKey, dict[str, float]]] = field(default_factory=dict, init=False)
 
     async def fresh(self) -> None:
         if self.keyring is not None:
@@ -471,14 +472,16 @@ class MappingStore:
                 raise self.collision(target, other, source_key)
 
     def is_over(self, at: EntityKey, reserved: Reservation) -> bool:
-        """Tell whether no write of a reservation can take effect any more: it was seen unchanged for so long
+        """Tell whether no write of a reservation can take effect any more: each was seen in it for so long
         that even a delayed request has been applied or never will be. `at`: the key of its mapping row."""
+        # Counted for each write, since writes that join a killed one's reservation must not prolong it.
         now = asyncio.get_running_loop().time()
-        seen, since = self._seen.get(at, (reserved, now))
-        if seen != reserved:
-            since = now
-        remember(self._seen, at, (reserved, since))
-        return now - since > reserved.seconds + MARGIN_S
+        key, before = self._seen.get(at, (reserved.key, {}))
+        since = {
+            writer: before.get(writer, now) if key == reserved.key else now for writer in reserved.writers
+        }
+        remember(self._seen, at, (reserved.key, since))
+        return now - max(since.values()) > reserved.seconds + MARGIN_S
 
     @staticmethod
     def kept_changing() -> errors.Unavailable:

@@ -101,6 +101,28 @@ async def test_an_unchanged_reservation_expires(store: MappingStore, monkeypatch
     assert owner.source == LOWER
 
 
+async def test_a_write_that_joins_a_reservation_does_not_prolong_it(
+    store: MappingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed write's reservation is joined by another write of the same row, which then ends."""
+    made = await claimed(store, UPPER, reserved(UPPER))
+    loop = asyncio.get_running_loop()
+    first_seen = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: first_seen)
+    with pytest.raises(Collision):
+        await store.claim_main(LOWER, MAIN, Owners().still_own)
+    monkeypatch.setattr(loop, "time", lambda: first_seen + SECONDS)
+    joined = reserved(UPPER)._replace(writers=reserved(UPPER).writers | {"another"})
+    made = await store.take(UPPER, MAIN, made, joined)
+    monkeypatch.setattr(loop, "time", lambda: first_seen + SECONDS + MARGIN_S + 0.1)
+    with pytest.raises(Collision):
+        await store.claim_main(LOWER, MAIN, Owners().still_own)
+    assert await store.take(UPPER, MAIN, made, reserved(UPPER)) is not None
+    await store.claim_main(LOWER, MAIN, Owners().still_own)
+    owner = await store.owner(MAIN.key)
+    assert owner.source == LOWER
+
+
 async def test_a_replacement_row_keeps_its_key(store: MappingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction deleted the owner's row and created the other, and the claim was never passed on."""
     await claimed(store, UPPER, reserved(LOWER))
