@@ -245,11 +245,6 @@ def moved_keys_stay_reserved() -> Any:
     return mock.patch.object(Reservations, "_release", kept)
 
 
-def former_owners_stay() -> Any:
-    """Pass a key on before the former owner's source row is removed."""
-    return mock.patch.object(ReversePropagator, "_claim", Propagator._claim)
-
-
 def no_reservations() -> Any:
     """Make rows under new main keys without reserving them."""
 

@@ -239,12 +239,6 @@ def test_a_main_key_passes_on_with_all_that_points_to_it(
         lost(dual(name, budget), what)
 
 
-def test_the_source_row_of_a_former_owner_goes_before_its_key_passes_on() -> None:
-    """Afterwards nothing leads to that row."""
-    with dual_broken.former_owners_stay():
-        lost(dual(f"{MOVE} | new replace", BOUNDED), OLDER)
-
-
 TWO_SPELLINGS = "lowered, dual_write, gone: old insert | old insert the other"
 TWO_GUESTS = "seats, dual_write, gone: old insert | old insert the other"
 TWO_ROWS = "two rows of the source map to one target key"

@@ -13,6 +13,7 @@ from rekey import Index, keys
 from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.protocol.reverse import ReversePropagator
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
@@ -73,6 +74,28 @@ async def test_a_row_whose_key_a_failed_write_has_claimed_goes_with_its_source_r
     assert await world.mapping.take(ANN, TargetKey(0, *ANN), await world.mapping.owner(ANN))
     await world.propagator.propagate(upper)
     assert memory.dump("UsersV2") == []
+
+
+async def test_after_cutover_a_key_passes_on_behind_its_former_owners_source_row(
+    memory: MemoryTableService,
+) -> None:
+    """Whoever is killed in between, nothing would lead from the key to that row any more."""
+    upper = EntityKey("eu", "Ann@example.com")
+    world = await World(memory, LOWERED).prepare([user(upper.row)])
+    await world.propagator.propagate(upper)
+    await world.mapping.extend(ANN, None, {TargetKey(0, *ANN)})
+    [target] = memory.dump("UsersV2")
+    await world.targets[0].replace({**target, "OldRowKey": ANN.row}, etag=etag_of(target))
+    written = list[str]()
+
+    async def gate(call: Call) -> None:
+        written.append(f"{call.action} {call.table}")
+
+    memory.gate = gate
+    await ReversePropagator(world.propagator).propagate(ANN)
+    assert written.index("delete Users") < written.index("replace rekeymap")
+    assert [key_of(row) for row in memory.dump("Users")] == [ANN]
+    assert (await world.mapping.owner(ANN)).source == ANN
 
 
 def _before(number: int, act: Callable[[], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
