@@ -99,7 +99,7 @@ def test_where_a_row_may_stand_is_read_again_behind_the_replicas() -> None:
     """A row deleted under one key and written under another is gone for whoever has the older list."""
     with dual_broken.stale_list():
         found = dual(dual_cases.DELETED_AND_WRITTEN_ELSEWHERE, Budget(preemptions=0))
-        lost(found, "PostsByTag lacks 1 rows")
+        lost(found, "PostsV2 holds 1 rows that no source row gives")
 
 
 def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
