@@ -374,7 +374,7 @@ class Handler:
         path = "$batch" if body is not None else self._path(asked, route)
         async with (
             core.reading(),
-            asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for the permit
+            asyncio.timeout(core.options.settings.longest_operation_s),  # a freeze waits for the permit
             upstream.send(
                 asked.sent_method, path, headers, body, reads=True, token=exchange.token
             ) as response,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Endpoint, Plan, connect
+from rekey.client.sdk.options import ClientOptions, Endpoint, connect
 from rekey.core.limits import is_in_target_account
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
@@ -93,7 +93,7 @@ class Routes:
 
 
 def cores_of(
-    config: Config, followed: Sequence[Prepared], plan: Callable[[Prepared, str], Plan]
+    config: Config, followed: Sequence[Prepared], options_of: Callable[[Prepared, str], ClientOptions]
 ) -> dict[str, ClientCore]:
     """Return the clients of all tables of some migrations. A client connects and takes its lease with its
     first request, so that `complete` does not wait for a proxy that nobody asks for the old view.
@@ -101,7 +101,7 @@ def cores_of(
     Args:
         config: the project.
         followed: the migrations; those with capture "delta" are skipped.
-        plan: makes the arguments of a client.
+        options_of: makes the options of a client.
 
     Raises:
         ConfigurationError, SecretMissing: a secret is missing, or two migrations name the same table.
@@ -117,14 +117,14 @@ def cores_of(
                     f"two migrations name the table {table}",
                     hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
                 )
-            client_plan = plan(prepared, table)
-            cores[table] = ClientCore(client_plan, partial(_connected, config, client_plan))
+            options = options_of(prepared, table)
+            cores[table] = ClientCore(options, partial(_connected, config, options))
     return cores
 
 
-def _connected(config: Config, plan: Plan) -> Accounts:
+def _connected(config: Config, options: ClientOptions) -> Accounts:
     def endpoint(account: Account) -> Endpoint:
         return Endpoint(account.endpoint, credential_of(account.name, account_key(account)))
 
     endpoints = {section: endpoint(account) for section, account in config.accounts.items()}
-    return connect(**endpoints, settings=plan.settings, options={})
+    return connect(**endpoints, settings=options.settings, options={})

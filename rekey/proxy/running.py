@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from rekey.client.reading import LeaseSettings
-from rekey.client.sdk.plan import Plan
+from rekey.client.sdk.options import ClientOptions
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import EntityKey, Row
@@ -116,11 +116,13 @@ async def proxying(
         freeze_wait_s=limits.freeze_wait_s,
     )
     followed = [Prepared.of(config, script) for script in declared]
-    plan = partial(Plan, name=limits.name, settings=times)
+    options_of = partial(ClientOptions, name=limits.name, settings=times)
     others = [
         table for script in not_followed for table in (script.migration.source, *script.migration.tables)
     ]
-    routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views, others)
+    routes = Routes(
+        cores_of(config, followed, options_of), config.proxy.views, config.proxy.own_views, others
+    )
     secret_source = config.proxy.access.token
     token = (
         None

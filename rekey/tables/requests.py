@@ -56,7 +56,7 @@ class RetryPolicy:
     content_settles: bool = True
 
     def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
-        """Return the seconds to wait after `failures` failed attempts, at least 1. `retry_after`: the
+        """Return the seconds to wait after `failures` (1 or more) failed attempts. `retry_after`: the
         service's, in seconds; `draw`: a random number of [0, 1)."""
         grown = self.min_wait * 2.0 ** min(failures - 1, 32)
         # Jitter: clients that failed together must not come back together.

@@ -46,7 +46,7 @@ from azure.data.tables.aio import TableClient as AsyncTableClient
 from rekey import DualWriteTableClient, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Plan
+from rekey.client.sdk.options import ClientOptions
 from rekey.core.limits import TABLE_NAME
 from rekey.declaration.migration import Declared
 from rekey.errors import TableMissing
@@ -229,7 +229,9 @@ class Tables:
         if IS_OLD and TABLE_NAME.fullmatch(table) and mark() in table:
             self.begin(declared(table))
             prepared = Prepared.of(self._config, declared(table))
-            cores = cores_of(self._config, [prepared], lambda one, name: Plan(one, name, settings=QUICK))
+            cores = cores_of(
+                self._config, [prepared], lambda one, name: ClientOptions(one, name, settings=QUICK)
+            )
             self._carried[table.lower()] = core = cores[table]
             ROUTES[0]._routes[""][table.lower()] = Route(table, core)
 
@@ -468,7 +470,7 @@ def used(opened: Callable[..., Any]) -> Callable[..., Any]:
 
     def noted(self: ClientCore) -> Any:
         USED.add(running())
-        NOTED.begin(self.plan.declared)
+        NOTED.begin(self.options.declared)
         return opened(self)
 
     return noted

@@ -148,7 +148,7 @@ AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py", "rekey/serve/sock
 serves progress speaks aiohttp to those who ask, and Azure to nobody. A proxy speaks the service's protocol to
 applications, and passes it on (ADR 0040)."""
 
-FLOORS: tuple[set[str], ...] = (
+LAYERS: tuple[set[str], ...] = (
     {"errors", "model", "phases"},
     {"core", "present"},
     {"declaration", "tables", "executors", "next_steps"},
@@ -162,12 +162,12 @@ FLOORS: tuple[set[str], ...] = (
     {"cli"},
     {"__main__"},
 )
-"""The rooms of the package (a folder, or a module beside them; "" is the package itself), from the ground up.
-A room imports only rooms of floors below its own, so that it can be read, tested and replaced without those
-above, and nothing imports in a circle."""
+"""The packages below `rekey` (a folder, or a module beside them; "" is `rekey` itself), from the bottom up.
+A package imports only packages of layers below its own, so that it can be read, tested and replaced without
+those above, and nothing imports in a circle."""
 
-MOST_ROOMS, MOST_ARROWS = 30, 200
-"""Of the package: rooms, and pairs of which one imports the other."""
+MOST_PACKAGES, MOST_ARROWS = 30, 200
+"""Of `rekey`: packages, and pairs of which one imports the other."""
 
 
 @cache
@@ -345,34 +345,34 @@ def test_the_state_file_is_spoken_to_in_the_state_package_only() -> None:
     assert {name for name in speakers if not name.startswith("rekey/state/")} <= {"rekey/state/ledger.py"}
 
 
-def room_of(module: str) -> str:
-    """Return the room that a module is in."""
+def package_of(module: str) -> str:
+    """Return the package that a module is in."""
     return module.partition(".")[0]
 
 
-def test_every_room_stands_on_one_floor() -> None:
-    listed = [room for floor in FLOORS for room in floor]
+def test_every_package_is_in_one_layer() -> None:
+    listed = [package for layer in LAYERS for package in layer]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {room_of(module_of(path)) for path in python_files("rekey")}
+    assert set(listed) == {package_of(module_of(path)) for path in python_files("rekey")}
 
 
-def test_a_room_imports_only_rooms_of_floors_below() -> None:
-    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+def test_a_package_imports_only_packages_of_layers_below() -> None:
+    layer = {package: number for number, packages in enumerate(LAYERS) for package in packages}
     guilty = {
         f"{name_of(path)} imports rekey.{name}"
         for path in python_files("rekey")
         for name in own_imports(path)
-        if (own := room_of(module_of(path))) != room_of(name) and floor[own] <= floor[room_of(name)]
+        if (own := package_of(module_of(path))) != package_of(name) and layer[own] <= layer[package_of(name)]
     }
     assert not guilty
 
 
-def test_the_picture_of_all_rooms_stays_one_that_can_be_taken_in() -> None:
+def test_the_picture_of_all_packages_can_be_taken_in() -> None:
     files = python_files("rekey")
-    arrows = {(room_of(module_of(path)), room_of(one)) for path in files for one in own_imports(path)}
+    arrows = {(package_of(module_of(path)), package_of(one)) for path in files for one in own_imports(path)}
     between = {(above, below) for above, below in arrows if above != below}
-    assert len({room for arrow in between for room in arrow}) <= MOST_ROOMS
-    assert len(between) <= MOST_ARROWS, "see which room asks another for a single name"
+    assert len({package for arrow in between for package in arrow}) <= MOST_PACKAGES
+    assert len(between) <= MOST_ARROWS, "see which package asks another for a single name"
 
 
 def test_no_module_imports_in_a_circle() -> None:

@@ -30,7 +30,7 @@ from unittest import mock
 
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import timeouts_for
+from rekey.client.sdk.options import timeouts_for
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
@@ -70,7 +70,7 @@ from tests.simulation.dual_people import (
     Races,
     Standing,
     Users,
-    plan_for,
+    options_for,
 )
 from tests.simulation.dual_shared import FOLDED, SEATED, Guests, drawn, drawn_folded
 from tests.simulation.judging import (
@@ -366,15 +366,15 @@ class Life:
         facts = ClientFacts(
             SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name, prepared.target_account
         )
-        plan = plan_for(prepared, facts, self.settings, 0.0)
+        options = options_for(prepared, facts, self.settings, 0.0)
         # Not `project.connect`: while a command is at work that gives its own handles, which repeat.
         own = self.project.targets if self.elsewhere else None
         accounts = joined(tables=self.project.tables, targets=own, restricted=self.project.restricted)
         client = Client(
             process,
             view,
-            ClientCore(plan, lambda: accounts),
-            accounts.tables.table(plan.table),  # type: ignore[arg-type]
+            ClientCore(options, lambda: accounts),
+            accounts.tables.table(options.table),  # type: ignore[arg-type]
             self.application,
             self.storm,
             notes=lambda: self.notes,

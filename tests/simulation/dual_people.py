@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Plan
+from rekey.client.sdk.options import ClientOptions
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import (
     Collision,
@@ -445,10 +445,10 @@ class Client:
         return self.view.side == began.side == now.side and now.epoch - began.epoch <= 2
 
 
-def plan_for(prepared: Prepared, facts: Any, settings: Any, share: float) -> Plan:
-    """Return the plan of a client."""
+def options_for(prepared: Prepared, facts: Any, settings: Any, share: float) -> ClientOptions:
+    """Return the options of a client."""
     old = View(facts.view) is View.OLD
-    return Plan(
+    return ClientOptions(
         prepared,
         prepared.declared.migration.source if old else prepared.mapper.tables[0],
         name=facts.name,

@@ -15,17 +15,17 @@ from azure.core.pipeline.policies import CustomHookPolicy
 from rekey.client.parts import Acknowledge
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import (
+from rekey.client.sdk.options import (
     DEFAULT_NAME,
     DEFAULT_SHADOW_READS,
     AnyCredential,
-    Plan,
+    ClientOptions,
     account_of,
     check_connection_string,
     check_endpoint,
     connect,
-    options_of,
     prepared_with,
+    sdk_options,
     view_named,
 )
 from rekey.core.limits import is_in_target_account, own_name
@@ -99,7 +99,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         targets = (
             None if targets_endpoint is None else account_of(targets_endpoint, targets_credential, "targets")
         )
-        plan = Plan(
+        options = ClientOptions(
             prepared_with(migration, secrets, wrapping_key, targets),
             table_name,
             view,
@@ -112,17 +112,17 @@ class DualWriting(ABC, Generic[CredentialT]):
         tables_endpoint = endpoint
         tables = partial(account_of, endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential)
-        options = options_of(kwargs)
+        passed_on = sdk_options(kwargs)
 
         def connected() -> Accounts:
             # The SDK's constructor has already refused a bad address or credential, in its words.
-            return connect(tables(), restricted, plan.settings, options, targets)
+            return connect(tables(), restricted, options.settings, passed_on, targets)
 
-        self._core = ClientCore(plan, connected)
+        self._core = ClientCore(options, connected)
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
-        if targets_endpoint is not None and is_in_target_account(plan.table):
+        if targets_endpoint is not None and is_in_target_account(options.table):
             endpoint, credential = targets_endpoint, targets_credential
         table_client: Any = super()
         own = own_name(table_name)

@@ -10,7 +10,7 @@ from azure.data.tables.aio import TableClient
 
 from rekey.client.sdk.client import DualWriting
 from rekey.client.sdk.errors import DualWriteRefused, raising_refusals
-from rekey.client.sdk.plan import AsyncCredential
+from rekey.client.sdk.options import AsyncCredential
 from rekey.client.sdk.policy import AsyncPolicy
 from rekey.errors import RekeyError
 

@@ -10,7 +10,7 @@ from azure.data.tables import TableClient
 
 from rekey.client.sdk.client import DualWriting
 from rekey.client.sdk.errors import DualWriteRefused, raising_refusals
-from rekey.client.sdk.plan import SyncCredential
+from rekey.client.sdk.options import SyncCredential
 from rekey.client.sdk.policy import SyncPolicy
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import RekeyError

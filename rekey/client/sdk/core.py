@@ -15,7 +15,7 @@ from rekey.client.parts import ClientParts, Counters, refused_by
 from rekey.client.reading import closed
 from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
-from rekey.client.sdk.plan import Plan
+from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.takeover import TakeOver, pause_s
@@ -62,9 +62,9 @@ class _Working:
 class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
-    def __init__(self, plan: Plan, connect: Callable[[], Accounts]) -> None:
+    def __init__(self, options: ClientOptions, connect: Callable[[], Accounts]) -> None:
         """Create the core. `connect` makes the connections when they are first needed."""
-        self.plan, self.table = plan, plan.table
+        self.options, self.table = options, options.table
         self.counters = Counters()
         self._connect = connect
         self._opening = asyncio.Lock()
@@ -91,14 +91,14 @@ class ClientCore:
             if self._lease is not None:
                 return self._lease
             if self._closed:
-                raise closed(self.plan.declared.script_id).error()
+                raise closed(self.options.declared.script_id).error()
             accounts = self._connect()
-            self._migration = migration = open_migration(self.plan.prepared, accounts)
+            self._migration = migration = open_migration(self.options.prepared, accounts)
             lease = ClientLease(
                 migration.control,
-                Registry(accounts.restricted, self.plan.declared.script_id),
-                self.plan.facts,
-                settings=self.plan.settings,
+                Registry(accounts.restricted, self.options.declared.script_id),
+                self.options.facts,
+                settings=self.options.settings,
                 settle=self._settle,
                 counters=partial(asdict, self.counters),
                 left=lambda: 0 if self._working is None else self._working.writer.left,
@@ -120,9 +120,9 @@ class ClientCore:
 
     async def _check_credential(self, tables: TableService, control: ControlRow | None) -> None:
         """Raise CredentialRefused when the client's credential does not reach a table that it may write."""
-        migration, over = self.plan.declared.migration, (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+        migration, over = self.options.declared.migration, (ControlPhase.COMPLETE, ControlPhase.RETIRED)
         is_over = control is not None and control.phase in over and not control.maintained
-        if self.plan.is_index or is_over:
+        if self.options.is_index or is_over:
             return
 
         async def check(name: str) -> None:
@@ -137,14 +137,14 @@ class ClientCore:
 
     async def _first_worker(self, lease: ClientLease) -> None:
         """Make the writer, if there is a control row; retry while the restricted store is busy."""
-        until = asyncio.get_running_loop().time() + self.plan.settings.freeze_wait_s
+        until = asyncio.get_running_loop().time() + self.options.settings.freeze_wait_s
         while lease.control is not None and self._working is None:
             try:
                 await self._worker(lease, lease.control)
             except (Unavailable, EndpointDown):
                 if asyncio.get_running_loop().time() >= until:
                     raise
-                await asyncio.sleep(self.plan.settings.poll_s)
+                await asyncio.sleep(self.options.settings.poll_s)
 
     async def close(self) -> None:
         """Settle and close. Idempotent; a closed client refuses operations."""
@@ -173,7 +173,7 @@ class ClientCore:
         """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
         lease = await self.open()
         while True:
-            if self.plan.is_index or lease.control is None:
+            if self.options.is_index or lease.control is None:
                 if (etags := await self._write_alone(lease, operations)) is not None:
                     return etags
             else:
@@ -187,16 +187,16 @@ class ClientCore:
         """Write to the client's table alone: an index table, or the source while there is no control row.
         Return None, with nothing written, when there is a control row by now."""
         async with lease.operation(writes=True) as permit:
-            if self.plan.is_index:
+            if self.options.is_index:
                 # Index tables are read in the new view, and written only once the migration is complete.
                 code = index_write_refused(permit.phase)
             elif permit.phase is not None:
                 return None
             else:
-                code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
+                code = NEW_VIEW_CLOSED if self.options.view is View.NEW else ""
             if code:
                 raise refusal(code, self.table)
-            table, settings = self._opened().accounts.tables.table(self.table), self.plan.settings
+            table, settings = self._opened().accounts.tables.table(self.table), self.options.settings
             writer = None
             if permit.maintained and lease.control is not None:
                 writer = (await self._worker(lease, lease.control)).writer
@@ -207,7 +207,7 @@ class ClientCore:
                     else:
                         etags = await send_alone(table, operations, partial(asyncio.sleep, settings.late_s))
             self.counters.writes += len(operations)
-            if not self.plan.is_index and not lease.in_time(permit):
+            if not self.options.is_index and not lease.in_time(permit):
                 try:
                     await lease.reread()
                     working = None if lease.control is None else await self._worker(lease, lease.control)
@@ -224,14 +224,14 @@ class ClientCore:
         """Hold the permit of one read of the client's table. Raises WritesRefused."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
-            view, reverse = self.plan.view, self.plan.declared.migration.reverse
+            view, reverse = self.options.view, self.options.declared.migration.reverse
             if code := reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse):
                 raise refusal(code, self.table)
             yield permit
 
     def shadows(self) -> bool:
         """Draw whether a read is repeated on the other side."""
-        return self._working is not None and not self.plan.is_index and self._working.shadow.drawn()
+        return self._working is not None and not self.options.is_index and self._working.shadow.drawn()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
         """Queue a comparison of an answered read with the other side."""
@@ -255,11 +255,11 @@ class ClientCore:
         async with lease.operation(writes=False) as permit:
             done = permit.phase in (None, ControlPhase.RETIRED)
             is_complete = permit.phase is ControlPhase.COMPLETE and not permit.maintained
-            if done or (is_complete and self.plan.view is View.NEW):
+            if done or (is_complete and self.options.view is View.NEW):
                 return
         raise WritesRefused(
             TABLE_IN_USE,
-            f"{self.table} is not deleted: the migration {self.plan.declared.script_id} works with it",
+            f"{self.table} is not deleted: the migration {self.options.declared.script_id} works with it",
             hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
             " the old table",
             kept="the table",
@@ -276,7 +276,7 @@ class ClientCore:
             if before is not None and before.run_id == control.run_id:
                 return before
             # Only now: the ids of the mapping are in the control row.
-            migration, plan = self._opened(), self.plan
+            migration, options = self._opened(), self.options
             accounts = migration.accounts
             try:
                 mapping = await migration.mapping(control)
@@ -284,23 +284,23 @@ class ClientCore:
             except Moved as error:
                 raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
             client = ClientParts(
-                plan.view,
+                options.view,
                 lease.client_id,
                 propagator=migration.propagator(mapping, accounts.tables.table, width=_REPLICAS_AT_ONCE),
                 journal=Journal(
                     accounts.restricted.table(JOURNAL_TABLE),
-                    plan.declared.script_id,
+                    options.declared.script_id,
                     mapping.keyring,
-                    open_s=plan.settings.longest_operation_s + SAFETY_S,
+                    open_s=options.settings.longest_operation_s + SAFETY_S,
                 ),
                 permits=lease,
                 run_id=control.run_id,
                 counters=self.counters,
-                acknowledge=plan.acknowledge,
-                longest_operation_s=plan.settings.sending_s,
-                late_s=plan.settings.late_s,
+                acknowledge=options.acknowledge,
+                longest_operation_s=options.settings.sending_s,
+                late_s=options.settings.late_s,
             )
-            shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
+            shadow = Shadow(client, options.shadow_reads, options.shadow_seed)
             writer = Writer(client)
             takes_over = TakeOver(writer.finisher)
             self._working = working = _Working(control.run_id, writer, shadow, takes_over)
@@ -324,7 +324,7 @@ class ClientCore:
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:
-            raise closed(self.plan.declared.script_id).error()
+            raise closed(self.options.declared.script_id).error()
         return self._migration
 
     async def _settle(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
+from rekey.client.sdk.options import ClientOptions, Endpoint, connect, prepared_with
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.doctor.live.checks import Seen
 from rekey.doctor.live.stage import Stage, credential
@@ -105,9 +105,9 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
             async def client(table: str) -> Write:
                 secrets, wrapping = project.secrets, project.wrapping_key
                 prepared = prepared_with(project.declared, secrets, wrapping, ends.get("targets"))
-                plan = Plan(prepared, table, name="live", settings=_SETTINGS)
+                options = ClientOptions(prepared, table, name="live", settings=_SETTINGS)
                 opened = partial(connect, **ends, settings=_SETTINGS, options={})
-                core = ClientCore(plan, lambda: apart(opened(), prefix))
+                core = ClientCore(options, lambda: apart(opened(), prefix))
                 clients.push_async_callback(core.close)
                 await core.open()
                 return lambda operation: core.write([operation])

@@ -18,7 +18,7 @@ from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
-from tests.simulation.dual_people import plan_for
+from tests.simulation.dual_people import options_for
 from tests.worlds.projects import POSTS_SCRIPT
 from tests.worlds.scripts import under_writes
 
@@ -36,8 +36,8 @@ def core_of(folder: Path, memory: MemoryTableService) -> ClientCore:
     path.write_text(under_writes(POSTS_SCRIPT))
     declared = load_script(path)
     facts = ClientFacts(SCRIPT, declared.digest, {}, "old", "web")
-    plan = plan_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
-    return ClientCore(plan, lambda: Accounts(memory, memory))
+    options = options_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
+    return ClientCore(options, lambda: Accounts(memory, memory))
 
 
 async def test_a_client_that_is_closed_while_it_registers_does_not_go_on_beating(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import open_gate
-from tests.simulation.dual_people import plan_for
+from tests.simulation.dual_people import options_for
 from tests.soaking import others_in_soak
 from tests.worlds.company import QUICK, Client, Company, application, as_application, company
 from tests.worlds.dual_write import delete, upsert
@@ -382,8 +382,8 @@ class OfTheSdk:
         facts = ClientFacts(
             ours.script_id, prepared.declared.digest, prepared.fingerprints, View.OLD, self.name
         )
-        plan = plan_for(prepared, facts, QUICK, 0.0)
-        self.core = ClientCore(plan, lambda: project.connect(project.config))
+        options = options_for(prepared, facts, QUICK, 0.0)
+        self.core = ClientCore(options, lambda: project.connect(project.config))
         self.lease = ours.do(self.core.open())
         self.lease.monotonic = project.clock.rising
 

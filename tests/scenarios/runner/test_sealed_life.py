@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.plan import Plan, prepared_with
+from rekey.client.sdk.options import ClientOptions, prepared_with
 from rekey.errors import (
     Findings,
     Interrupted,
@@ -416,7 +416,9 @@ def core(ours: Company, wrapping_key: bytes) -> ClientCore:
     project = ours.project
     secrets = {"users": resolve_secret(project.config, "users")}
     prepared = prepared_with(project.scripts[ours.script_id], secrets, wrapping_key)
-    return ClientCore(Plan(prepared, "Users", shadow_reads=0.0), lambda: project.connect(project.config))
+    return ClientCore(
+        ClientOptions(prepared, "Users", shadow_reads=0.0), lambda: project.connect(project.config)
+    )
 
 
 def test_the_core_of_the_clients_writes_with_the_wrapping_key_and_refuses_with_another(ours: Company) -> None:

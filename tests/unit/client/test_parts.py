@@ -32,9 +32,9 @@ from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
 from rekey.client.sdk.client import policies_of
 from rekey.client.sdk.errors import TransactionRefused, answer_to_error, refusal_in
-from rekey.client.sdk.plan import (
+from rekey.client.sdk.options import (
+    ClientOptions,
     Endpoint,
-    Plan,
     account_of,
     prepared_with,
     timeouts_for,
@@ -292,16 +292,16 @@ def test_the_ways_of_the_sdk_that_name_no_migration_are_refused_with_the_way_tha
             make("UseDevelopmentStorage=true", "Users")
 
 
-def plan(**more: Any) -> Plan:
-    """Return a plan of a client of USERS."""
+def options(**more: Any) -> ClientOptions:
+    """Return the options of a client of USERS."""
     given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}
     secrets, wrapping_key = given.pop("secrets"), given.pop("wrapping_key")
     prepared = prepared_with(declared_as("0001_users", USERS), secrets, wrapping_key)
-    return Plan(prepared, "Users", **given)
+    return ClientOptions(prepared, "Users", **given)
 
 
 def test_a_plan_shows_no_secret_and_no_credential() -> None:
-    made = plan()
+    made = options()
     shown = f"{made!r} {account_of(BASE, AzureNamedKeyCredential('account', 'a2V5'))!r}"
     assert made.facts.fingerprints.keys() == {"users"}
     assert not any(
@@ -311,15 +311,15 @@ def test_a_plan_shows_no_secret_and_no_credential() -> None:
 
 def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
     with pytest.raises(SecretMissing, match="users"):
-        plan(secrets={})
+        options(secrets={})
     with pytest.raises(SecretMissing, match="no wrapping key"):
-        plan(wrapping_key=None)
+        options(wrapping_key=None)
     with pytest.raises(SecretMissing, match="at least 32"):
-        plan(wrapping_key=b"short")
+        options(wrapping_key=b"short")
     with pytest.raises(ConfigurationError, match="shadow_reads"):
-        plan(shadow_reads=1.5)
+        options(shadow_reads=1.5)
     with pytest.raises(ConfigurationError, match=r"acknowledge is 'one'[\s\S]*both, authority"):
-        plan(acknowledge="one")
+        options(acknowledge="one")
     with pytest.raises(ConfigurationError, match="view"):
         DualWriteTableClient.from_config("rekey.toml", "0001_users")
 

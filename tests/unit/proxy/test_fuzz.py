@@ -107,7 +107,7 @@ class World:
         self.passed: list[tuple[str, str]] = []
         self.carried: list[Operation] = []
         self.endpoint = "http://upstream/acct"
-        self.plan, self.is_open = self, True
+        self.options, self.is_open = self, True
         self.settings = LeaseSettings()
         routes = Routes({}, {}, {})
         routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))

@@ -1,4 +1,4 @@
-"""What a client is made of, checked when it is made: a mistake shows then and not at the first write."""
+"""The options of an SDK client, checked when it is made: a mistake shows then and not at the first write."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Endpoint:
     credential: Credential = field(repr=False)
 
 
-class Plan:
+class ClientOptions:
     """The checked arguments of a client, as its core needs them.
 
     Attributes:
@@ -193,7 +193,7 @@ def prepared_with(
     return Prepared(declared, lambda name: secrets.get(name, b""), wrapping, place)
 
 
-def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
+def sdk_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the SDK's constructor that apply to the core's own connections as well. Raises
     ArgumentRefused for one that could only apply to reads, or that is nearly one of rekey's own."""
     for name in options:
@@ -304,7 +304,7 @@ def connect(
     targets: Endpoint | None = None,
 ) -> Accounts:
     """Return the core's own connections to the accounts; the first request connects. `options`: as
-    `options_of` returns them."""
+    `sdk_options` returns them."""
     # An unanswered write to the application's tables is settled by the writer (`rekey.client.send`): sent
     # again here it could overwrite another client's later write, and content does not prove whose write it
     # was. In the restricted store both are safe: only this client writes its intents and beats, another
