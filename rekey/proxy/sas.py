@@ -38,7 +38,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+
 _BOUNDS = (("spk", "srk"), ("epk", "erk"))
 _PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_TOKEN = re.compile(r"'(?:[^']|'')*'|[()']")
+_TOKEN = re.compile(r"'(?:[^']++|'')*'|[()']")
 Address: TypeAlias = IPv4Address | IPv6Address
 
 

@@ -171,6 +171,12 @@ def _match(
             elif name == "is":
                 if not given[0](codes, place):
                     break
+            elif name == "atomic":
+                more, found = _match(given[0], codes, place)
+                taken += more
+                if found is None:
+                    break
+                place = found
             elif name == "look":
                 more, found = _match(given[0], codes, place)
                 taken += more
@@ -212,6 +218,10 @@ def _add(program: list[tuple[Any, ...]], parsed: Any, flags: int) -> None:
                 program[end] = ("jump", len(program))
         elif name in (c.MAX_REPEAT, c.MIN_REPEAT):  # which try the same ways, each in its order
             _repeat(program, value[0], value[1], value[2], flags)
+        elif name is c.POSSESSIVE_REPEAT:
+            repeated: list[tuple[Any, ...]] = []
+            _repeat(repeated, value[0], value[1], value[2], flags)
+            program.append(("atomic", [*repeated, ("end",)]))
         elif name in (c.ASSERT, c.ASSERT_NOT) and value[0] == 1:
             inner: list[tuple[Any, ...]] = []
             _add(inner, value[1], flags)

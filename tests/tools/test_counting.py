@@ -12,6 +12,8 @@ from tests.asserts.steps import Steps, Text, _match, _program, steps_of
 
 PATTERNS = [
     r"'(?:[^']|'')*'",
+    r"'([^']*+(?:''[^']*+)*+)'",
+    r"'(?:[^']++|'')*'",
     r"(?:a+)+b",
     r"(?:a|ab)*b?",
     r"a{2,3}b{1}(?:c|d){0,2}",

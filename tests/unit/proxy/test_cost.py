@@ -176,6 +176,17 @@ def test_what_is_not_judged_yet_costs_steps_and_memory_by_its_size(monkeypatch: 
     assert search(random.SystemRandom().randrange(2**32), float("inf"), 60, monkeypatch) == 60
 
 
+def test_a_long_key_costs_memory_by_its_size() -> None:
+    """A repeated group of a regular expression keeps 200 bytes for each character that it may take back."""
+    sent = b"GET /acct/Plain(PartitionKey='a',RowKey='%b') HTTP/1.1\r\nHost: x\r\n\r\n" % (b"&$filter=" * 900)
+    asyncio.run(send([sent]))
+    tracemalloc.start()
+    asyncio.run(send([sent]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= BYTES + BYTES_A_BYTE * len(sent)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_whatever_comes_costs_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
