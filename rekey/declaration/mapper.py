@@ -247,7 +247,7 @@ class Mapper:
         preserved |= {key for key, holder in keys if holder is not None}
         needed = self._index_inputs
         if needed is None:
-            lost = mapping.dropped | mapping.casts.keys() | mapping.constants.keys()
+            lost = mapping.dropped | mapping.casts.keys() | mapping.replaced
             return tuple(sorted(lost - preserved)) if mapping.kept is None else ("*",)
         carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
         return tuple(sorted(needed - preserved - carried - {TIMESTAMP}))
@@ -263,6 +263,9 @@ class Mapper:
             keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
             inputs |= frozenset[str]().union(*(key.inputs() for key in keys))
             inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
+            inputs |= frozenset[str]().union(
+                *(computed.of.inputs() for computed in mapping.computed.values())
+            )
         return None if "*" in inputs else frozenset(inputs)
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:

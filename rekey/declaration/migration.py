@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -153,7 +153,7 @@ class Index(_Filled):
         partition_key: PartitionKey of the index row.
         row_key: RowKey of the index row.
         properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
-            `copy`, `rename`, `set`, `cast`.
+            `copy`, `rename`, `set`, `compute`, `cast`.
         allow_empty: whether keys may be empty.
     """
 
@@ -231,7 +231,8 @@ class Migration:
             need("indexes", index, Index, "is not an Index", cure="write indexes=[Index(…)]")
         _check_choice("capture", self.capture, CAPTURES)
         if self.mapping is None:
-            object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
+            seals = any(_opaques(self.key_expressions()))
+            object.__setattr__(self, "mapping", "sealed" if seals else "plain")
         _check_choice("mapping", self.mapping, MAPPINGS)
         is_bool = isinstance(self.reverse, bool)
         refuse_if(not is_bool, "reverse", "not True or False", cure="write reverse=True or False")
@@ -342,6 +343,13 @@ class Migration:
                 yield f"{target.where}.each", target.each.of
             yield f"{target.where}.partition_key", target.partition_key
             yield f"{target.where}.row_key", target.row_key
+
+    def expressions(self) -> Iterator[tuple[str, Expression]]:
+        """Yield the key expressions, then those of computed properties, each with its field."""
+        yield from self.key_expressions()
+        for target in self.filled:
+            for name, computed in target.property_mapping.computed.items():
+                yield f"{target.where}.properties({name})", computed.of
 
     @property
     def key_inputs(self) -> frozenset[str]:
@@ -492,12 +500,12 @@ def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> d
 
 
 def required_secrets(migration: Migration) -> list[str]:
-    """Return the names of the secrets that the declaration's keys need, sorted."""
-    return sorted({node.secret for node in _opaques(migration)})
+    """Return the names of the secrets that the declaration's expressions need, sorted."""
+    return sorted({node.secret for node in _opaques(migration.expressions())})
 
 
-def _opaques(migration: Migration) -> Iterator[Opaque]:
-    for _, expression in migration.key_expressions():
+def _opaques(expressions: Iterable[tuple[str, Expression]]) -> Iterator[Opaque]:
+    for _, expression in expressions:
         yield from (node for node in expression.walk() if isinstance(node, Opaque))
 
 

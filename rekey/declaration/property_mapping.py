@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
 from rekey.declaration.keys.base import InvalidDeclaration, Scope, need, refuse_if
-from rekey.declaration.props import Cast, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
+from rekey.declaration.props import Cast, Compute, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
     PARTITION_KEY,
@@ -43,18 +43,24 @@ class PropertyMapping:
     renames: Mapping[str, str]  # new name by old name
     copies: Mapping[str, str]  # source (property or key) by the copy's name
     constants: Mapping[str, Set]  # `Set` by name
+    computed: Mapping[str, Compute]  # `Compute` by name
     casts: Mapping[str, Cast]  # `Cast` by the name in the new row
 
     def carries(self, name: str) -> bool:
         """Tell whether a source property is copied into the new row under its own name."""
-        if name in self.dropped or name in self.renames or name in self.constants:
+        if name in self.dropped or name in self.renames or name in self.replaced:
             return False
         return self.kept is None or name in self.kept
 
     @property
+    def replaced(self) -> frozenset[str]:
+        """Names in the new row whose values do not come from the source property of that name."""
+        return frozenset({*self.constants, *self.computed})
+
+    @property
     def created(self) -> frozenset[str]:
         """Names in the new row that operations create."""
-        return frozenset({*self.renames.values(), *self.copies, *self.constants})
+        return frozenset({*self.renames.values(), *self.copies, *self.replaced})
 
     @property
     def restored(self) -> dict[str, str]:
@@ -82,12 +88,13 @@ class PropertyMapping:
         if self.kept is not None:
             carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
         else:
-            carry = _carrying_all_but({*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES})
+            carry = _carrying_all_but({*self.dropped, *self.renames, *self.replaced, *SYSTEM_PROPERTIES})
         steps = [
             carry,
             *(_moving(old, new, scope) for old, new in self.renames.items()),
             *(_copying(source, to, scope) for to, source in self.copies.items()),
             *(_setting(constant) for constant in self.constants.values()),
+            *(_computing(computed, scope) for computed in self.computed.values()),
             *(_casting(cast, scope) for cast in self.casts.values()),
         ]
 
@@ -119,9 +126,12 @@ class PropertyMapping:
         try:
             forward([row], [again])
         except RowRefused as refusal:
-            if refusal.code != "missing-property":  # here only the Timestamp can be missing
+            if refusal.code != "missing-property":
                 raise
-            return row
+            # Either the Timestamp, or what a property is computed from, which no source row can lack.
+            if self.from_timestamp and row.get(TIMESTAMP) is None:
+                return row
+            raise _not_reversible(scope, sorted(self.computed)) from None
         ours, theirs = canonical_content(again), canonical_content(target)
         if differing := {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp:
             raise _not_reversible(scope, sorted(differing))
@@ -207,6 +217,7 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
         renames=_by(field, "renames", ((o.old, o.new) for o in operations if isinstance(o, Rename))),
         copies={o.to: o.source for o in operations if isinstance(o, Copy)},
         constants={o.name: o for o in operations if isinstance(o, Set)},
+        computed={o.name: o for o in operations if isinstance(o, Compute)},
         casts=_by(field, "casts", ((o.name, o) for o in operations if isinstance(o, Cast))),
     )
     creators: dict[str | None, Operation] = {}
@@ -236,10 +247,11 @@ def _check_sources(mapping: PropertyMapping) -> None:
         for verb, operation, names in (("dropped", "drop", dropped), ("kept", "keep", kept)):
             cure = f"leave it out of props.{operation}"
             refuse_if(old in names, field, f"{old} is both {verb} and renamed", cure=cure)
-    for name in constants:
-        problem = f"{name} is set to a constant and also kept or dropped"
-        refuse_if(name in dropped or name in kept, field, problem, cure="leave only props.set")
-    for name in created - {*constants}:
+    for name in mapping.replaced:
+        what, only = ("set to a constant", "set") if name in constants else ("computed", "compute")
+        problem = f"{name} is {what} and also kept or dropped"
+        refuse_if(name in dropped or name in kept, field, problem, cure=f"leave only props.{only}")
+    for name in created - mapping.replaced:
         problem = f"{name} is kept and also made by another operation"
         refuse_if(name in kept, field, problem, cure="choose another name")
     cure = (
@@ -342,6 +354,16 @@ def _setting(constant: Set) -> Step:
             out.update(constants)
 
     return set_constant
+
+
+def _computing(computed: Compute, scope: Scope) -> Step:
+    name, evaluate = computed.name, computed.of.compile_page(scope)
+
+    def compute(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
+        for out, value in zip(new_rows, evaluate(rows), strict=True):
+            out[name] = value
+
+    return compute
 
 
 def _casting(cast: Cast, scope: Scope) -> Step:

@@ -4,8 +4,8 @@ Operations describe the new row as a whole: each names properties of the source 
 the new one, so their order does not matter; `cast` names the property as it is called in the new row. A main
 target carries every property that no operation removes, an index row only what operations give it. An
 operation on a property that a row lacks does nothing for that row; one that would overwrite a property the
-row carries is refused, except `set`. Rollback undoes a rename, a copy, and a cast that declares `was`;
-whatever else operations remove is in the source only.
+row carries is refused, except `set` and `compute`. Rollback undoes a rename, a copy, and a cast that declares
+`was`; whatever else operations remove is in the source only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,18 @@ from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRIN
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
 from rekey.core.plain import members
 from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
-from rekey.declaration.keys.base import InvalidDeclaration, need_text, refuse_if
-from rekey.model import SYSTEM_PROPERTIES
+from rekey.declaration.keys.base import (
+    KEEP_CURE,
+    KEEPS_WHOLE_KEYS,
+    Expression,
+    InvalidDeclaration,
+    Item,
+    Kept,
+    need_text,
+    operand,
+    refuse_if,
+)
+from rekey.model import SYSTEM_PROPERTIES, TIMESTAMP
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,17 @@ class Set(Operation, op="set", creates="name", shown="{name}, {edm}"):
         """JSON has no NaN, so the value is text."""
         text = canonical_text(self.edm, self.value)
         return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
+
+
+@dataclass(frozen=True)
+class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
+    """The text of a key expression. No inverse: what it replaces remains in the source only."""
+
+    name: str
+    of: Expression
+
+    def describe(self) -> str:
+        return f"{self.op}({self.name}, {self.of.describe()})"
 
 
 @dataclass(frozen=True)
@@ -199,6 +220,30 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     return Set(name, edm, wire)
 
 
+def compute(name: str, of: Expression | str) -> Operation:
+    """Set the property `name` to the text of a key expression, as an Edm.String, which replaces the source
+    row's value. No inverse: rollback computes it again from the row that is written back, and the source row
+    keeps the value that it had. A value that must survive in rows of the new table needs a `copy`.
+
+    Args:
+        name: the property in the new row.
+        of: a key expression (`rekey.declaration.keys`), evaluated on the source row as for a key: a row that
+            lacks a property of it is refused, unless `keys.prop` has a `default`.
+    """
+    _new_name("props.compute(name)", name)
+    field = f"props.compute({name})"
+    expression = operand(field, of)
+    nodes = list(expression.walk())
+    refuse_if(any(isinstance(node, Kept) for node in nodes), field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+    problem = "keys.item() has no meaning in a property: the rows of all items have the same content"
+    cure = "use keys.item() in a key"
+    refuse_if(any(isinstance(node, Item) for node in nodes), field, problem, cure=cure)
+    problem = "it is computed from Timestamp, which every write changes"
+    cure = f'write props.copy("Timestamp", to="{name}")'
+    refuse_if(TIMESTAMP in expression.inputs(), field, problem, cure=cure)
+    return Compute(name, expression)
+
+
 def cast(name: str, to: str, was: str | None = None) -> Operation:
     """Convert a property to another EDM type; a value that would change is refused (`bad-cast`).
 
@@ -263,4 +308,4 @@ def _constant(field: str, value: object) -> tuple[str, str]:
     raise InvalidDeclaration(field, f"a {type(value).__name__} has no EDM type", cure=cure)
 
 
-__all__ = ["Operation", "cast", "copy", "drop", "keep", "keep_all", "rename", "set"]
+__all__ = ["Operation", "cast", "compute", "copy", "drop", "keep", "keep_all", "rename", "set"]

@@ -19,7 +19,7 @@ _LISTED = 12
 def named_properties(migration: Migration) -> dict[str, str]:
     """Return the properties of the source that a declaration names, and where."""
     named: dict[str, str] = {}
-    for field, expression in migration.key_expressions():
+    for field, expression in migration.expressions():
         for name in sorted(expression.inputs()):
             named.setdefault(name, field)
     for filled in migration.filled:

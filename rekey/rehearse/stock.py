@@ -216,7 +216,7 @@ def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict
     for index in migration.indexes:
         if index.each is not None:
             separators |= dict.fromkeys(index.each.of.inputs(), index.each.separator)
-    for _, expression in migration.key_expressions():
+    for _, expression in migration.expressions():
         kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
         for node in expression.walk():
             operands = [operand.name for operand in node.operands() if isinstance(operand, Prop)]

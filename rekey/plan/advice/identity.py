@@ -140,7 +140,7 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
     reasons = []
     if facts.unrepeatable:
         reasons.append(f"{facts.unrepeatable:,} of {facts.repeated:,} rows got another key the second time")
-    for field, expression in migration.key_expressions():
+    for field, expression in migration.expressions():
         for node in expression.walk():
             if isinstance(node, Custom):
                 code = getattr(node.function, "__code__", None)

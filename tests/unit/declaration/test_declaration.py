@@ -175,6 +175,8 @@ WRONG_PROPERTIES: dict[str, tuple[list[Any], str]] = {
     "renamed twice": ([props.rename("A", "B"), props.rename("A", "C")], "one"),
     "rename of dropped": ([props.drop("A"), props.rename("A", "B")], "props.drop"),
     "rename of kept": ([props.keep("A"), props.rename("A", "B")], "props.keep"),
+    "computed and set": ([props.compute("A", "B"), props.set("A", 1)], "different names"),
+    "computed and kept": ([props.keep("A"), props.compute("A", "B")], "props.compute"),
     "set of dropped": ([props.drop("A"), props.set("A", 1)], "props.set"),
     "copy onto kept": ([props.keep("A"), props.copy("B", to="A")], "another name"),
     "cast of dropped": ([props.drop("A"), props.cast("A", "int64", was="int32")], "new row"),

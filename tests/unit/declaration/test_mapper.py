@@ -10,6 +10,7 @@ import pytest
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import required_secrets
 from rekey.declaration.props import Operation
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import Row, content_of
@@ -99,6 +100,53 @@ def test_values_of_every_type_are_carried_byte_for_byte() -> None:
     assert "odata.etag" not in made
     assert "Timestamp" not in made
     assert list(made)[:2] == ["PartitionKey", "RowKey"]
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        keys.opaque("RowKey", domain="user", secret="ids"),
+        keys.join("-", keys.date("yyyy-MM", "At"), "Int64"),
+        keys.prop("Missing", default="none"),
+        keys.part("@", 1, "RowKey") + keys.literal("!"),
+    ],
+    ids=str,
+)
+def test_a_computed_property_is_the_text_that_a_key_would_be(of: keys.Expression) -> None:
+    """Also in the place of a property of another type."""
+    made = mapper(props.compute("Int64", of), props.compute("Made", of), row_key=of)
+    target = main(made, read(**EVERY_TYPE))
+    assert (target["Int64"], target["Made"]) == (target["RowKey"], target["RowKey"])
+    assert "Int64@odata.type" not in target
+
+
+def test_a_computed_property_counts_as_part_of_the_declaration() -> None:
+    declared = mapper(props.compute("Id", keys.opaque("RowKey", domain="user", secret="ids"))).migration
+    assert required_secrets(declared) == ["ids"]
+    assert declared.mapping == "plain", "old keys in the mapping are sealed where new keys hide them"
+    [operation] = declared.canonical()["target"]["properties"]
+    assert (operation["op"], operation["name"], operation["of"]["op"]) == ("compute", "Id", "opaque")
+    [shown] = declared.target.properties
+    assert shown.describe() == "compute(Id, opaque(RowKey, domain=user))"
+
+
+def test_a_row_that_a_property_cannot_be_computed_from_is_refused() -> None:
+    refused = refusal(mapper(props.compute("Id", keys.lower("Mail"))), read())
+    assert (refused.code, refused.field) == ("missing-property", "target.properties")
+    assert "default=" in refused.cure
+
+
+def test_an_index_row_computes_from_the_source_row() -> None:
+    index = Index(
+        "ByMail",
+        partition_key=keys.literal("mail"),
+        row_key=ROW,
+        properties=[props.compute("Domain", keys.part("@", 1, "Mail"))],
+    )
+    made = mapper(props.rename("Mail", "Address"), indexes=(index,), reverse=True)
+    target, by_mail = [row for _, row in made.map(read(Mail="ann@example.com"))]
+    assert by_mail["Domain"] == "example.com"
+    assert [row["Domain"] for _, row in made.index_rows(target)] == ["example.com"]
 
 
 def test_what_only_the_service_writes_is_not_carried() -> None:

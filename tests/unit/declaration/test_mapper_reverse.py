@@ -72,6 +72,31 @@ def test_the_old_key_is_found_in_keys_that_are_used_as_they_were() -> None:
     assert made.source_key(made.map(read())[0].row) == EntityKey("p", "Alice")
 
 
+def test_a_computed_property_is_computed_again_on_the_way_back() -> None:
+    """The source row keeps the value that it had under that name."""
+    made = mapper(props.compute("Search", keys.lower("Name")))
+    source = read(Name="Ann", Search="as the old application wrote it")
+    target = there(made, source)
+    assert target["Search"] == "ann"
+    assert back(made, target, source)["Search"] == "as the old application wrote it"
+    created = back(made, there(made, read(Name="Bob")), None)
+    assert content_of(created) == {"PartitionKey": "p", "RowKey": "Alice", "Name": "Bob"}
+
+
+@pytest.mark.parametrize("change", [{"Search": "other"}, {"Search": None}, {"Name": None}])
+def test_a_computed_property_that_no_source_row_gives_is_not_reversible(change: dict[str, Any]) -> None:
+    made = mapper(props.compute("Search", keys.lower("Name")))
+    refused = not_reversible(made, there(made, read(Name="Ann"), **change), None)
+    assert "Search" in refused.problem
+
+
+def test_what_a_property_is_computed_from_may_be_kept_in_a_copy() -> None:
+    made = mapper(props.copy("Mail", to="OldMail"), props.compute("Mail", keys.lower("Mail")))
+    target = there(made, read(Mail="Ann@Example.com"))
+    assert (target["Mail"], target["OldMail"]) == ("ann@example.com", "Ann@Example.com")
+    assert back(made, target, None)["Mail"] == "Ann@Example.com"
+
+
 @pytest.mark.parametrize(
     "change",
     [{"OldRk": None}, {"OldRk": 5}, {"OldRk": "x/y"}, {"OldRk": "5", "OldRk@odata.type": "Edm.Int64"}],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekey import props
+from rekey import keys, props
 from rekey.declaration.keys import InvalidDeclaration
 from rekey.declaration.props import Cast, Set
 
@@ -98,6 +98,10 @@ def test_a_cast_has_an_inverse_if_it_says_what_the_type_was() -> None:
         lambda: props.cast("Timestamp", "string"),
         lambda: props.cast("A", "text"),
         lambda: props.cast("A", "datetime", was="guid"),
+        lambda: props.compute("RowKey", keys.prop("A")),
+        lambda: props.compute("A", keys.item()),
+        lambda: props.compute("A", keys.keep()),
+        lambda: props.compute("A", keys.date("yyyy", "Timestamp")),
     ],
 )
 def test_impossible_operations_are_refused_when_they_are_made(make: Any) -> None:
