@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rekey.core.endpoints import account_name
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
@@ -16,6 +17,7 @@ MOVED_BACK = "control-moved-back"
 DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 TARGETS_MOVED = "targets-moved"
+OTHER_ACCOUNT = "other-account"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
@@ -36,6 +38,7 @@ class ClientFacts:
         view: `old` or `new`.
         name: for people; given by the application.
         target_account: the endpoint of the target account; "" if no table of the migration is there.
+        tables_endpoint: the endpoint of the account of the tables; "" if it is not known.
     """
 
     script_id: str
@@ -44,6 +47,7 @@ class ClientFacts:
     view: str
     name: str = ""
     target_account: str = ""
+    tables_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,16 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
         return Reading(before, lost, lost.code)
     if now is None:
         return Reading(None)
+    names = {account_name(now.tables_endpoint), account_name(facts.tables_endpoint)} - {""}
+    if now.digest == facts.digest and len(names) > 1:
+        # Only other names are proof: one account may be reached through several hosts and ports.
+        refusal = Refusal(
+            OTHER_ACCOUNT,
+            f"this client works with another account than the one whose tables {facts.script_id} moves",
+            f"give it {now.tables_endpoint} as endpoint, or as [tables] endpoint",
+            reads_too=True,
+        )
+        return Reading(now, refusal, OTHER_ACCOUNT)
     if now.digest == facts.digest and not is_same_account(now.target_account, facts.target_account):
         refusal = Refusal(
             TARGETS_MOVED,

@@ -57,6 +57,15 @@ def account_in(table_url: str) -> str | None:
     return "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:own]])
 
 
+def account_name(endpoint: str) -> str:
+    """Return the name of the account in an endpoint; "" where it does not say, as that of a gateway."""
+    parts = urlsplit(endpoint.lower())
+    name, _, domain = (parts.hostname or "").partition(".")
+    if ".table." in f".{domain}":
+        return name
+    return parts.path.strip("/").partition("/")[0] if parts.scheme == "http" else ""
+
+
 def is_secondary(endpoint: str) -> bool:
     """Tell whether an endpoint is the read-only one of an account's secondary region.
 

@@ -116,7 +116,7 @@ async def proxying(
         freeze_wait_s=limits.freeze_wait_s,
     )
     followed = [Prepared.of(config, script) for script in declared]
-    options_of = partial(ClientOptions, name=limits.name, settings=times)
+    options_of = partial(ClientOptions, name=limits.name, settings=times, tables_endpoint=account.endpoint)
     others = [
         table for script in not_followed for table in (script.migration.source, *script.migration.tables)
     ]

@@ -108,6 +108,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             shadow_reads=shadow_reads,
             shadow_seed=shadow_seed,
             acknowledge=acknowledge,
+            tables_endpoint=endpoint,
         )
         tables_endpoint = endpoint
         tables = partial(account_of, endpoint, credential, "tables")

@@ -91,6 +91,7 @@ class ClientOptions:
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
         acknowledge: Acknowledge | str = Acknowledge.BOTH,
+        tables_endpoint: str = "",
     ) -> None:
         """Check the arguments of a client.
 
@@ -120,6 +121,7 @@ class ClientOptions:
             str(self.view),
             name,
             prepared.target_account,
+            tables_endpoint,
         )
         self.settings = settings or LeaseSettings()
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed

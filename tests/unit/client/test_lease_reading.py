@@ -110,6 +110,31 @@ HERE = "https://here.table.core.windows.net"
 
 
 @pytest.mark.parametrize("phase", [S, D, F, C, *DONE], ids=str)
+def test_another_account_is_refused(phase: ControlPhase) -> None:
+    """What it would write would be in tables that nobody migrates, whatever the phase."""
+    row = control(phase, tables_endpoint=HERE)
+    found = reading(None, row, replace(FACTS, tables_endpoint="https://there.table.core.windows.net"))
+    assert (found.refuses, found.refusal.reads_too) == ("other-account", True)
+    assert HERE in found.refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("began", "client"),
+    [
+        (HERE, "https://HERE.privatelink.table.core.windows.net/"),
+        (HERE, ""),
+        ("", HERE),
+        (HERE, "https://gateway.example.com/tables"),
+        ("http://127.0.0.1:10002/devstoreaccount1", "http://azurite:20002/devstoreaccount1"),
+    ],
+)
+def test_an_account_that_may_be_the_same_is_not_refused(began: str, client: str) -> None:
+    """A private link, a gateway, another host of an emulator; a control row of an earlier version."""
+    row = control(D, tables_endpoint=began)
+    assert reading(None, row, replace(FACTS, tables_endpoint=client)) == Reading(row)
+
+
+@pytest.mark.parametrize("phase", [S, D, F, C, *DONE], ids=str)
 @pytest.mark.parametrize(("facts", "reads_too"), [(FACTS, False), (NEW, True)], ids=["old view", "new view"])
 def test_another_target_account_is_refused(phase: ControlPhase, facts: ClientFacts, reads_too: bool) -> None:
     """What it would write would be in tables that nobody reads."""
