@@ -25,6 +25,7 @@ from rekey.protocol.term import Term
 from rekey.runner.refusals import refusal
 from rekey.runner.run import OPEN_S, WRITING_S, Run
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.answers import NOT_SENT
 
 T = TypeVar("T")
@@ -93,8 +94,7 @@ class Clients:
     def closed_by_refusing(self) -> list[str]:
         """Return, as a list, the reason that live clients refuse dual writes; empty when none does."""
         refusing = [row for row in self.live if row.refuses]
-        text = "clients of the application were made with another declaration or other secrets"
-        return [f"{text}: {named(refusing, self.now)}"] if refusing else []
+        return [reason("clients-refuse", clients=named(refusing, self.now))] if refusing else []
 
 
 def named(rows: Sequence[ClientRow], now: int) -> str:
@@ -184,17 +184,13 @@ async def wait_for_clients(
             if not waiting:
                 return len(clients.live)
             if deadline.over:
-                text = f"{_have_not(waiting)} followed to epoch {control.epoch} (`{control.phase}`)"
-                text += f": {named(waiting, clients.now)}"
+                code = "client-not-followed" if len(waiting) == 1 else "clients-not-followed"
+                who = named(waiting, clients.now)
+                text = reason(code, number=len(waiting), control=control, clients=who)
                 longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
                 raise refusal("clients-behind", run=run, deadline=deadline, said=text, longest=longest)
             wait.update(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
-
-
-def _have_not(rows: Sequence[ClientRow]) -> str:
-    clients, have = ("client", "has") if len(rows) == 1 else ("clients", "have")
-    return f"{len(rows)} {clients} of the application {have} not"
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
@@ -210,12 +206,10 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
             await run.clock.sleep(POLL_S)
     reasons = clients.closed_by_refusing()
     if behind:
-        who = named(behind, clients.now)
-        reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
+        code, who = "client-behind" if len(behind) == 1 else "clients-behind", named(behind, clients.now)
+        reasons.append(reason(code, number=len(behind), control=control, clients=who))
     if not reasons and not clients.live and not run.options.writers_stopped:
-        none = "no client of the application is registered"
-        followed = "writes that do not go through one are not followed"
-        reasons.append(f"{none}: {followed} (--writers-stopped confirms that there are none)")
+        reasons.append(reason("no-client"))
     return reasons
 
 
@@ -430,6 +424,13 @@ async def settle_stale(run: Run, side: Side) -> Swept:
             await run.clock.sleep(POLL_S)
 
 
+async def closed_by_intents(run: Run) -> list[str]:
+    """Settle stale intents, the target being the authority; return why those that cannot be close a gate."""
+    swept = await settle_stale(run, TARGET)
+    hint = reason("fix-rows", script=run.script_id)
+    return [reason("intents-fail-named", number=swept.failed, hint=hint)] if swept.failed else []
+
+
 async def any_intent(run: Run) -> bool:
     """Tell whether the journal holds an intent, settled or not; no sealed key is opened."""
     async for ages in run.journal.ages():
@@ -460,16 +461,11 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 text = f"after {deadline.seconds:g} s the journal of {run.script_id} still holds"
                 text += f" {swept.left} intents{oldest}"
                 if swept.failed:
-                    raise refusal("journal-not-settled", said=text, swept=swept, hint=unsettled_hint(run))
+                    hint = reason("fix-rows", script=run.script_id)
+                    raise refusal("journal-not-settled", said=text, swept=swept, hint=hint)
                 raise refusal("journal-not-drained", said=text)
             wait.update(f"{swept.left:,} writes of the application in flight")
             await run.clock.sleep(POLL_S)
-
-
-def unsettled_hint(run: Run) -> str:
-    """Return the hint for intents that cannot be settled."""
-    rows = "the rows that the mapping refuses or that collide; fix them, then run the same command again"
-    return f"`rekey verify {run.script_id} --mode full` names {rows}"
 
 
 class InFlight:

@@ -36,6 +36,7 @@ from rekey.state.audit import expressible
 from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.sent import OnTop
 from rekey.verify.context import Keys
 from rekey.verify.count import count
@@ -535,8 +536,8 @@ def retire(session: Session, script_id: str) -> None:
     run = session.resume(script_id)
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
-        reasons = [f"{script_id} is not complete"]
+        reasons = [reason("not-complete", script=script_id)]
     reasons = reasons or session.do(closed_by_count(run))
-    session.do(_pass_gate(run, Phase.RETIRE, reasons, f"`rekey status {script_id}` shows what is missing"))
+    session.do(_pass_gate(run, Phase.RETIRE, reasons, reason("see-what-is-missing", script=script_id)))
     session.carry_out(script_id, Phase.RETIRE)
     session.do(expire_removed(run))

@@ -27,6 +27,7 @@ from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
 from rekey.status.facts import FOLLOWING
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 
 _LOOK_S = 0.5
@@ -161,7 +162,7 @@ class Follower:
             return []
         self._tried = call.opened
         closes = moment(format_ticks(call.closes))
-        return [f"the window closes at {closes}, and the estimated write downtime is {duration(stop_s)}"]
+        return [reason("window-too-short", closes=closes, expected=duration(stop_s))]
 
     def enters(self, call: Call) -> None:
         """Record that the cutover was begun in this window."""
@@ -185,8 +186,8 @@ class Follower:
         note(run.progress, "cutover-refused", values, script_id=run.script_id, reasons=reasons)
 
 
-def _plain(reason: str) -> str:
-    return re.sub(r"\d[\d.,:]*", "0", reason)
+def _plain(text: str) -> str:
+    return re.sub(r"\d[\d.,:]*", "0", text)
 
 
 async def _bring(run: Run, over: asyncio.Event) -> None:

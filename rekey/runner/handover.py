@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from rekey.errors import GateClosed
 from rekey.evidence.log import make_checkpoint
-from rekey.next_steps import after_findings, next_step
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
-from rekey.protocol.control import ControlRow, Maintainer
-from rekey.protocol.rules import TARGET
+from rekey.protocol.control import Maintainer
 from rekey.runner import clients
 from rekey.runner.phases.complete import COMPLETED_AFTER, QUIET_AT, end_following
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Run
 from rekey.runner.session import Session
+from rekey.runner.verification import closed_by_verification
 from rekey.state.audit import HANDED_OVER
-from rekey.status.facts import verification_problem
+from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 
 
@@ -39,22 +39,6 @@ def hand_over(session: Session, script_id: str) -> Counters:
     return counters
 
 
-def _closed_by_verification(run: Run, now: ControlRow) -> list[str]:
-    last, name = run.state.latest_verification(run.script_id), run.script_id
-    max_age_s, facts = run.config.gates.verification_max_age_s, run.state.facts(run.script_id)
-    problem = verification_problem(
-        last, facts, now=run.clock.ticks(), max_age_s=max_age_s, control=now, writers_stopped=True
-    )
-    if not problem and last is not None and last.number <= int(facts.get(COMPLETED_AFTER, "0")):
-        problem = "nothing has been verified in full since `complete`"
-    if not problem:
-        return []
-    again = f"`rekey verify {name} --mode full`"
-    if last is not None and last.divergences:
-        again = f"`rekey {after_findings(name, run.source.name, last.report).command}`"
-    return [f"{problem}; run {again}"]
-
-
 async def _hand_over(run: Run) -> Counters:
     now, name = await run.control.read(), run.script_id
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
@@ -64,14 +48,12 @@ async def _hand_over(run: Run) -> Counters:
     if now.maintained:
         await clients.until_quiet(run)
         await clients.wait_for_present(run)
-        reasons = _closed_by_verification(run, now)
-        settled = await clients.settle_stale(run, TARGET)
-        if settled.failed:
-            unsettled = f"{settled.failed} intents of the journal cannot be settled"
-            reasons.append(f"{unsettled}; {clients.unsettled_hint(run)}")
+        completed_after = int(run.state.get_fact(name, COMPLETED_AFTER) or 0)
+        reasons = closed_by_verification(run, now, completed_after=completed_after)
+        reasons += await clients.closed_by_intents(run)
         if reasons:
             step = next_step("hand-over", script=name)
-            raise GateClosed("handover", reasons, hint=f"when that is mended: {step}")
+            raise GateClosed("handover", reasons, hint=reason("once-mended", step=step))
         now = await run.control.hand_over()
     elif now.phase is ControlPhase.RETIRED or run.state.get_fact(name, QUIET_AT) is not None:
         return {}

@@ -15,6 +15,7 @@ from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
+from rekey.status.reasons import reason
 from rekey.tables.base import Table
 from rekey.tables.kinds import whole
 
@@ -52,10 +53,10 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     names = dict.fromkeys((authority.name, *run.declared.migration.table_names))
     rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
     if gone := [name for name, number in rows.items() if number is None]:
-        return [f"the table {name} does not exist" for name in gone]
+        return [reason("table-missing", table=name) for name in gone]
     if rows[target] or await rows_up_to(run.source, MANY) != MANY:
         return []
-    return [f"the target table {target} is empty, and {source} is not"]
+    return [reason("target-empty", target=target, source=source)]
 
 
 # --- before targets are dropped ----------------------------------------------------------------------------
@@ -181,23 +182,23 @@ def _targets(run: Run) -> str:
 async def closed_by_source(run: Run) -> list[str]:
     """Return why the authority cannot move back to the source: it does not exist or, in capture "dual-write",
     lacks rows of a sample of the target."""
-    if not await run.tables.table_exists(run.source.name):
-        return [f"the source table {run.source.name} does not exist"]
-    if run.is_delta or not await run.tables.table_exists(run.targets[0].name):
+    source, target = run.source, run.targets[0]
+    if not await run.tables.table_exists(source.name):
+        return [reason("source-missing", source=source)]
+    if run.is_delta or not await run.tables.table_exists(target.name):
         return []
     sample: list[EntityKey] = []
-    async for page in run.targets[0].scan(select=_KEYS, page_rows=SAMPLED, ahead=False):
+    async for page in target.scan(select=_KEYS, page_rows=SAMPLED, ahead=False):
         sample += map(key_of, page.rows)
         if len(sample) >= SAMPLED:
             break
     missing = await _without_source(run, sample[:SAMPLED])
     if not missing:
         return []
-    rows = (
-        f"{len(missing)} of {counted(min(len(sample), SAMPLED), 'row')} of {run.targets[0].name} have no row"
-    )
-    mends = next_step("mend", script=run.script_id)
-    return [f"{rows} in {run.source.name}, which is said to be current; {mends}"]
+    rows, step = counted(min(len(sample), SAMPLED), "row"), next_step("mend", script=run.script_id)
+    return [
+        reason("source-lacks-rows", missing=len(missing), rows=rows, target=target, source=source, step=step)
+    ]
 
 
 async def closed_by_count(run: Run) -> list[str]:
@@ -210,8 +211,8 @@ async def closed_by_count(run: Run) -> list[str]:
     source_rows, target_rows = counts.values()
     if target_rows >= source_rows or run.options.reason:
         return []
-    fewer = f"{run.targets[0].name} holds {counted(target_rows, 'row')}, {run.source.name} {source_rows:,}"
-    return [f"{fewer}: if the application deleted the others since `complete`, say so with --reason"]
+    left, source = counted(target_rows, "row"), run.source
+    return [reason("fewer-rows", target=run.targets[0], left=left, source=source, source_rows=source_rows)]
 
 
 async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: int) -> None:

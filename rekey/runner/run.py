@@ -32,6 +32,7 @@ from rekey.protocol.sweeper import Sweeper
 from rekey.runner.refusals import refusal
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
+from rekey.status.reasons import reason
 from rekey.tables.base import SHARED_SERVICE_S, Accounts, Table, TableService, holding
 
 # Seconds for which the runner writes under one intent.
@@ -238,10 +239,10 @@ def asks_again(run: Run, phase: Phase) -> str:
     """Return the hint of a closed gate: the command that asks it again."""
     step = {Phase.CUTOVER: "proceed" if run.options.follow else "cut-over", Phase.COMPLETE: "complete"}
     if phase not in step:
-        return f"Once fixed, run: `rekey apply {run.script_id}`"
+        return reason("once-fixed", step=f"`rekey apply {run.script_id}`")
     stopped = phase is Phase.CUTOVER and (run.is_delta or run.options.writers_stopped)
     again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.declared.named)
-    return f"Once fixed, run: {again}"
+    return reason("once-fixed", step=again)
 
 
 # --- phases ------------------------------------------------------------------------------------------------

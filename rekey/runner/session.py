@@ -60,6 +60,7 @@ from rekey.state.store import State
 from rekey.status import pulse
 from rekey.status.facts import Sources, begun_as
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
@@ -220,9 +221,9 @@ class Session:
             failed = f"was not run: {error.what}"
         if not failed:
             return
-        text = f"[hooks] command {failed}, at `{event}`"
+        text = reason("hook-failed", failed=failed, event=event)
         if before is Phase.CUTOVER:
-            hint = f"fix what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
+            hint = reason("fix-hook", again=asks_again(self.runs[script_id], before))
             raise GateClosed(before, [text], hint=hint)
         note(self.progress, "hook-failed", {"script": script_id, "problem": text}, script_id=script_id)
 

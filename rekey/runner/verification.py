@@ -17,8 +17,9 @@ from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
 from rekey.mapping.removed import RemovedRows
 from rekey.model import TIMESTAMP, EntityKey, Row
-from rekey.next_steps import after_findings
+from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase
+from rekey.present.text import differing
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, read_clients, until_quiet, while_sweeping
@@ -40,6 +41,7 @@ from rekey.status.facts import (
     verification_problem,
 )
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 from rekey.verify.bucket_digests import Partial
 from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, never
@@ -352,24 +354,38 @@ async def closed_by_difference(run: Run) -> list[str]:
         note(run.progress, "compares-first", {"script": run.script_id, "until": format_ticks(until)})
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
-    divergences = 0 if last is None else last.divergences
-    text = f"the last full verification found {divergences:,} rows that differ; run {_again(run, last)}"
-    return [text] if divergences else []
-
-
-def closed_by_verification(run: Run, control: ControlRow) -> list[str]:
-    """Return why the last full verification keeps the gate before cutover closed; empty when it opens it."""
-    last, facts = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
-    age_s, stopped = run.config.gates.verification_max_age_s, run.options.writers_stopped
-    now = run.clock.ticks()
-    problem = verification_problem(
-        last, facts, now=now, max_age_s=age_s, control=control, writers_stopped=stopped
-    )
-    return [f"{problem}; run {_again(run, last)}"] if problem else []
-
-
-def _again(run: Run, last: Verification | None) -> str:
-    """Return the command that leads to a verification that finds nothing."""
     if last is None or not last.divergences:
-        return f"`rekey verify {run.script_id} --mode full`"
-    return f"`rekey {after_findings(run.script_id, run.source.name, last.report).command}`"
+        return []
+    return _then_again(run, last, reason("rows-differ", rows=differing(last.divergences, " that ")))
+
+
+def closed_by_verification(run: Run, control: ControlRow, *, completed_after: int | None = None) -> list[str]:
+    """Return why the last full verification keeps the gate before cutover, or the handover, closed; empty
+    when it opens it.
+
+    Args:
+        run: the migration.
+        control: the control row.
+        completed_after: for the handover, which needs no client to have been registered: the number of the
+            last full verification at `complete`, which does not count.
+    """
+    last, facts = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
+    problem = verification_problem(
+        last,
+        facts,
+        now=run.clock.ticks(),
+        max_age_s=run.config.gates.verification_max_age_s,
+        control=control,
+        writers_stopped=run.options.writers_stopped or completed_after is not None,
+    )
+    if not problem and last is not None and completed_after is not None and last.number <= completed_after:
+        problem = reason("not-verified-since-complete")
+    return _then_again(run, last, problem) if problem else []
+
+
+def _then_again(run: Run, last: Verification | None, problem: str) -> list[str]:
+    """Return a problem of the last verification with the command that leads to one that finds nothing."""
+    again = next_step("name-rows", script=run.script_id)
+    if last is not None and last.divergences:
+        again = after_findings(run.script_id, run.source.name, last.report)
+    return [reason("verify-again", problem=problem, command=again.command)]

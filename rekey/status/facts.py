@@ -43,6 +43,7 @@ from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Ver
 from rekey.state.store import State
 from rekey.status.pulse import Pulse
 from rekey.status.pulse import read as read_pulse
+from rekey.status.reasons import reason
 from rekey.tables.base import Accounts, TableService
 
 # Fact: the number of the last full verification when a rollback from cutover last began.
@@ -67,11 +68,6 @@ INDEXES_VERIFIED = "indexes_verified"
 
 # For intents that do not record how long their write may be in flight, of clients without a row.
 _LONGEST_OPERATION_S = 30.0
-
-EVIDENCE_MISSING = (
-    "no signed evidence was exported since `complete` and verified"
-    " (`rekey evidence export`, then `rekey evidence verify`)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,27 +365,21 @@ def verification_problem(
         writers_stopped: the operator confirmed that no application writes: no client needed to be registered.
     """
     if last is None:
-        return "nothing has been verified in full"
+        return reason("not-verified")
     if last.divergences:
-        return f"the last full verification found {differing(last.divergences, ' that ')}"
+        return reason("rows-differ", rows=differing(last.divergences, " that "))
     returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
     if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
-        return "nothing has been verified in full since the way back from cutover"
+        return reason("not-verified-since-return")
     if control is not None and control.change_id != change_covered(last, facts):
-        return (
-            "rows were changed since the last full verification began that it does not cover: a row was"
-            " restored, rows were repaired or copied again, or authority has moved"
-        )
+        return reason("changed-since")
     late_until = facts.get(LATE_UNTIL)
     if late_until is not None and ticks_of(last.started_at) < ticks_of(late_until):
-        return (
-            "a client was given up when dual writes began, without having ended in order: what it had signed"
-            f" may reach the source until {late_until}; only a full verification that begins later finds it"
-        )
+        return reason("client-given-up", until=late_until)
     if is_unfollowed(last, facts) and not writers_stopped:
-        return "when all was last verified, no client of the application was registered"
+        return reason("verified-unfollowed")
     if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
-        return f"the last full verification is of {last.finished_at}, which is too old"
+        return reason("verification-too-old", at=last.finished_at)
     return ""
 
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
-from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import Maintainer
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
 from rekey.runner.remaining import closed_by_tables
-from rekey.runner.run import Counters, Run, of_member
+from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.verification import closed_by_difference, last_number
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 
 # Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
@@ -27,14 +27,13 @@ async def gate(run: Run) -> list[str]:
     """Return why the migration cannot be completed: it is not cut over, or clients still use the old view."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
-        return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
+        return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.CUTOVER)]
     reasons = await closed_by_tables(run, authority=run.targets[0])
     if run.is_delta or reasons:
         return reasons
     seen = await clients.read_clients(run)
     old = [row for row in seen.live if row.view == "old"]
-    text = "clients still use the old view, which `complete` ends"
-    return [f"{text}: {clients.named(old, seen.now)}"] if old else []
+    return [reason("old-view", clients=clients.named(old, seen.now))] if old else []
 
 
 async def run(run: Run) -> Counters:
@@ -82,13 +81,9 @@ async def _settle_before(run: Run) -> None:
     if run.is_delta or not run.declared.migration.reverse:
         return
     reasons = await closed_by_difference(run)
-    settled = await clients.settle_stale(run, TARGET)
-    if settled.failed:
-        hint = clients.unsettled_hint(run)
-        reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
+    reasons += await clients.closed_by_intents(run)
     if reasons:
-        again = next_step("complete", script=run.declared.named)
-        raise GateClosed(Phase.COMPLETE, reasons, hint=f"Once fixed, run: {again}")
+        raise GateClosed(Phase.COMPLETE, reasons, hint=asks_again(run, Phase.COMPLETE))
 
 
 async def _drain(run: Run) -> int:
@@ -105,9 +100,7 @@ async def _drain(run: Run) -> int:
 
 async def undo(_run: Run) -> None:
     """Raise GateClosed: rows written after `complete` are not in the source."""
-    reason = "the migration is complete: the source has not been written since"
-    hint = "to change keys again, write a new migration script from today's table"
-    raise GateClosed("cutover", [reason], hint=hint)
+    raise GateClosed("cutover", [reason("complete")], hint=reason("write-new-script"))
 
 
 async def again(run: Run) -> int:

@@ -28,7 +28,6 @@ from rekey.runner.clients import (
     quiet_in_s,
     settle_again,
     settle_stale,
-    unsettled_hint,
     until_quiet,
     wait_for_clients,
     wait_until_heard,
@@ -50,6 +49,7 @@ from rekey.runner.verification import (
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
@@ -61,19 +61,18 @@ TARGET_FROZEN_AT = "target_frozen_at"
 _CLOCKS_S = 300.0
 # Most rows that an error names.
 _NAMED = 20
-_NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
 
 async def gate(run: Run) -> list[str]:
     """Return the reasons that keep the authority from moving to the target."""
     now = await run.control.read()
     if now is None:
-        return ["the control row is gone from the restricted store"]
+        return [reason("control-row-gone")]
     if now.phase is ControlPhase.CUTOVER:
         return []
     reasons = await closed_by_tables(run, authority=run.source) or closed_by_verification(run, now)
     if run.is_delta:
-        reasons += [] if run.options.writers_stopped else [_NOT_STOPPED]
+        reasons += [] if run.options.writers_stopped else [reason("writers-not-stopped")]
         reasons += await _closed_by_a_long_stop(run)
     if not run.is_delta:
         reasons += await closed_by_clients(run, now)
@@ -86,15 +85,13 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
     if allowed_s is None or run is not run.run_group[0]:
         return []
     expected_s = expected_stop_s(run)
-    apply = f"`rekey apply {run.declared.named}`"
-    again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
-        return [f"the write downtime is not known (--stop-at-most): {again} it"]
+        return [reason("downtime-unknown", script=run.declared.named)]
     expected_s += max([await quiet_in_s(member) for member in run.run_group])
     if expected_s <= allowed_s:
         return []
-    longer = f"about {duration(expected_s)}, exceeds {duration(allowed_s)} (--stop-at-most)"
-    return [f"the estimated write downtime, {longer}: {again} again; or allow more"]
+    expected, allowed = duration(expected_s), duration(allowed_s)
+    return [reason("downtime-too-long", script=run.declared.named, expected=expected, allowed=allowed)]
 
 
 async def run(run: Run) -> Counters:
@@ -149,7 +146,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
             member.check()
             strays.append(member.ids.short(member.source.name, key_of(row)))
         if strays:
-            text = f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"
+            text = reason("still-writing", number=len(strays), rows=", ".join(strays[:_NAMED]))
             step = next_step("still-writing", script=member.declared.named, source=member.source.name)
             with of_member(member):
                 raise WriterAtWork("cutover", [text], hint=str(step))
@@ -182,8 +179,8 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
     hook failed before the cutover."""
     by = run.options.freeze_by
     if by is not None and run.clock.ticks() >= by:
-        reason = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
-        raise GateClosed(end, [reason], hint=asks_again(run, Phase.CUTOVER))
+        over = reason("window-over", closed=moment(format_ticks(by)))
+        raise GateClosed(end, [over], hint=asks_again(run, Phase.CUTOVER))
     for member in run.run_group:
         await member.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
 
@@ -219,8 +216,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         with of_member(member):
             settled = await settle_stale(member, side)
             if settled.failed:
-                unsettled = f"{settled.failed} intents of the journal cannot be settled"
-                raise GateClosed(end, [unsettled], hint=unsettled_hint(member))
+                unsettled = reason("intents-fail", number=settled.failed)
+                raise GateClosed(end, [unsettled], hint=reason("fix-rows", script=member.script_id))
         member.crossed = {"clients": 0, "intents_settled": settled.settled}
         if end is ControlPhase.CUTOVER:
             checked[member.script_id] = await member.restricted.server_time()
@@ -342,21 +339,19 @@ async def undo(run: Run) -> Counters | None:
 
 async def _require_rollback(run: Run) -> None:
     """Raise GateClosed, as `undo` does, before anything is written."""
-    name = run.declared.named
+    name, phase = run.declared.named, run.declared.migration.shown(Phase.DUAL_WRITE)
     if not run.declared.migration.reverse:
-        reason = "the declaration says reverse=False: there is no way back after cutover"
-        hint = f"stay with the target: {next_step('no-way-back', script=name)}"
-        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [reason], hint=hint)
+        hint = reason("stay", step=next_step("no-way-back", script=name))
+        raise GateClosed(phase, [reason("no-way-back")], hint=hint)
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
-        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [_NOT_STOPPED], hint=str(step))
+        raise GateClosed(phase, [reason("writers-not-stopped")], hint=str(step))
     reasons = await closed_by_source(run)
     if not reasons and not run.is_delta:
         # Rolling back over differences would make the source's rows the true ones.
         reasons = await closed_by_difference(run)
     if reasons:
-        hint = f"when nothing differs any more: `rekey rollback {name}` again"
-        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), reasons, hint=hint)
+        raise GateClosed(phase, reasons, hint=reason("roll-back-again", script=name))
 
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
@@ -393,8 +388,8 @@ async def _check_back(run: Run, now: ControlRow) -> None:
     await _each_changed(run, now, "check the way back", back, check)
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
-        reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
-        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [reason], hint=refused[0].cure)
+        closed = reason("cannot-go-back", rows=counted(len(refused), "target row"), listed=listed)
+        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [closed], hint=refused[0].cure)
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:

@@ -17,6 +17,7 @@ from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.notes import note
+from rekey.status.reasons import reason
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
@@ -51,7 +52,7 @@ async def gate(run: Run) -> list[str]:
                 continue
             # One row suffices: after a run that was cut off, a target's rows are all ours or all foreign.
             if not await run.mapping.owns(run.mapper.number_of(table, page.rows[0]), page.rows[0]):
-                reasons.append(f"target table {target.name} holds rows that this migration did not write")
+                reasons.append(reason("target-holds-rows", target=target))
             break
     return reasons
 
@@ -65,7 +66,7 @@ async def _still_maintained(run: Run) -> list[str]:
         if now is not None and now.maintained:
             kept = ", ".join(other.migration.index_labels)
             step = next_step("hand-over", script=other.script_id)
-            reasons.append(f"clients of {other.script_id} still maintain {kept}; {step}")
+            reasons.append(reason("maintained-by-other", script=other.script_id, kept=kept, step=step))
     return reasons
 
 

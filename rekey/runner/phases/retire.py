@@ -21,7 +21,8 @@ from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Run, nothing_left
-from rekey.status.facts import EVIDENCE_MISSING, is_proved
+from rekey.status.facts import is_proved
+from rekey.status.reasons import reason
 
 _NAMED = 20
 
@@ -30,20 +31,24 @@ async def gate(run: Run) -> list[str]:
     """Return the reasons that keep the source from being deleted."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
-        return [f"the control row says `{now.phase if now else 'nothing'}`, not `complete`"]
-    reasons = [] if not now.maintained else [still_maintained(run)]
+        return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.COMPLETE)]
+    reasons = []
+    if now.maintained:
+        kept = ", ".join(run.declared.migration.index_labels)
+        step = next_step("hand-over", script=run.script_id)
+        reasons.append(reason("still-maintained", kept=kept, step=step))
     if now.phase is ControlPhase.COMPLETE and now.ended_at is not None:
         over_at = later(now.ended_at, run.config.gates.retention_s)
         if ticks_of(await run.source_time()) < ticks_of(over_at):
-            reasons.append(f"the retention period ends at {over_at}")
+            reasons.append(reason("retained", until=over_at))
     if run.options.typed_table != run.source.name:
-        reasons.append("the source table's name was not typed, or typed differently")
+        reasons.append(reason("table-not-typed"))
     if not is_proved(run.state.audit_events(run.script_id)):
-        reasons.append(EVIDENCE_MISSING)
+        reasons.append(reason("evidence-missing"))
     if not run.is_delta and await any_intent(run):
-        reasons.append(f"the journal holds intents; `rekey apply {run.script_id}` settles them")
+        reasons.append(reason("intents-left", script=run.script_id))
     if not await run.tables.table_exists(run.targets[0].name):
-        reasons.append(f"the target table {run.targets[0].name} does not exist")
+        reasons.append(reason("target-missing", target=run.targets[0]))
     return reasons
 
 
@@ -82,15 +87,6 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     settings = LeaseSettings()
     longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
     return kept or later(now.ended_at or now.updated_at, longest)
-
-
-def still_maintained(run: Run) -> str:
-    """Return the reason that nothing is deleted while clients maintain index tables."""
-    kept = ", ".join(run.declared.migration.index_labels)
-    return (
-        f"rekey's clients still maintain {kept}, and for that the source and the mapping: nobody would after"
-        f" this; {next_step('hand-over', script=run.script_id)}"
-    )
 
 
 async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
