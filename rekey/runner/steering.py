@@ -15,6 +15,7 @@ from rekey.errors import reason_of
 from rekey.project.privatefiles import write_whole
 from rekey.runner.refusals import refusal
 from rekey.state.audit import current_actor, utc_now, utc_text
+from rekey.status.reasons import reason
 
 if TYPE_CHECKING:
     from rekey.copy.throttle import Rates
@@ -62,13 +63,12 @@ class Steering:
 
     def as_text(self) -> str:
         """Return the setting in words."""
-        rates = []
-        if self.entities_per_second is not None:
-            rates.append(f"{self.entities_per_second:,} entities/s of the account")
-        if self.partition_entities_per_second is not None:
-            rates.append(f"{self.partition_entities_per_second:,} entities/s of a partition")
-        limits = f"at most {', '.join(rates)}" if rates else "limits from rekey.toml"
-        return f"PAUSED until `rekey resume`; {limits}" if self.paused else limits
+        account, partition = self.entities_per_second, self.partition_entities_per_second
+        code = "limits-account" if account else "limits-configured"
+        if partition:
+            code = "limits-both" if account else "limits-partition"
+        limits = reason(code, account=account, partition=partition)
+        return reason("paused", limits=limits) if self.paused else limits
 
 
 def path_of(state: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Why a gate is closed: code and figures in, one text of `reasons.toml` out."""
+"""Why a gate is closed, and the operator's setting: code and figures in, one text of `reasons.toml` out."""
 
 from __future__ import annotations
 
