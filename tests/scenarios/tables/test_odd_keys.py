@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rekey.errors import CredentialRefused
+from rekey.errors import CredentialRefused, TableBeingDeleted
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import Phase
+from rekey.runner import commands
 from tests.asserts.command_line import Commands
-from tests.fakes.memory import MemoryTable, MemoryTableService, Mood
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTable, MemoryTableService, Mood, instant_gate
 from tests.worlds.projects import USERS_SCRIPT, Project
-from tests.worlds.small import user
+from tests.worlds.small import Killed, user
 
 # Two keys, of which decoding makes one, and one of which it makes a key that no row has.
 ODD = ("ann%40example.com", "ann@example.com", "two%20words@example.com")
@@ -62,6 +66,45 @@ def test_prepare_leaves_nothing_of_what_it_tried(rekey: Commands) -> None:
     rekey("apply", "0", "--to", "prepare")
     assert sorted(asyncio.run(rekey.project.tables.table_names())) == ["Users", "UsersV2"]
     assert rekey.project.rows("UsersV2") == []
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+def test_what_a_killed_prepare_has_left_is_removed_by_the_next(rekey: Commands, at: int) -> None:
+    """Killed at any of its calls on the throw-away table; its last one may take effect."""
+    project, calls = rekey.project, list[Call]()
+
+    async def kill(call: Call) -> None:
+        if calls or call.table.startswith("rekeyprobe"):
+            calls.append(call)
+        if len(calls) > at:
+            raise Killed
+
+    project.tables.gate = kill
+    with suppress(Killed), project.session() as session:
+        commands.apply(session, "0001_users", to=Phase.PREPARE)
+    project.tables.gate = instant_gate
+    assert any(name.startswith("rekeyprobe") for name in asyncio.run(project.tables.table_names()))
+    project.clock.advance(120)
+    rekey("apply", "0", "--to", "prepare")
+    assert sorted(asyncio.run(project.tables.table_names())) == ["Users", "UsersV2"]
+
+
+def test_a_throw_away_table_that_is_being_deleted_is_not_waited_for(
+    rekey: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, asked = MemoryTableService.create_table, list[str]()
+
+    async def busy(service: MemoryTableService, name: str) -> bool:
+        if name.startswith("rekeyprobe"):
+            asked.append(name)
+            if len(asked) == 1:
+                raise TableBeingDeleted("create table: 409", code="TableBeingDeleted", status=409)
+        return await create(service, name)
+
+    monkeypatch.setattr(MemoryTableService, "create_table", busy)
+    rekey("apply", "0", "--to", "prepare")
+    assert len(set(asked)) == 2
+    assert sorted(asyncio.run(rekey.project.tables.table_names())) == ["Users", "UsersV2"]
 
 
 def test_misread_queries_stop_before_a_copy(rekey: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
