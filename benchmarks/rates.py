@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Stage, ...]] = {
 
 async def _copied(words: list[str]) -> dict[str, Any]:
     clock = virtual.VirtualClock()
-    stub = Stub(parser().parse_args(words), clock.rising)
+    stub = Stub(parser().parse_args(words), clock.monotonic)
     throttle = Throttle(None, clock, begins=ACCOUNT_TARGET)
     with no_mapping():
         await copy(virtual.service_of(stub, LATENCY), _LIMITS, DECLARED["kept"], throttle)

@@ -61,9 +61,9 @@ class VirtualClock:
 
     def ticks(self) -> int:
         """Return ticks since the loop began."""
-        return round(self.rising() * TICKS_PER_SECOND)
+        return round(self.monotonic() * TICKS_PER_SECOND)
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         """Return seconds since the loop began; 0 before."""
         try:
             return asyncio.get_running_loop().time()

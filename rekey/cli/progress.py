@@ -50,13 +50,13 @@ class Lines(Progress):
         self._silences = silences
         self._of_passes = of_passes
         self._silent: dict[str, Wait] = {}
-        self._told_at = self.clock.rising()
+        self._told_at = self.clock.monotonic()
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[Advance]:
         """Log where a pass begins and ends."""
         total = f", about {work.total:,} rows" if work.total else ""
-        self._told_at = self.clock.rising()
+        self._told_at = self.clock.monotonic()
         figures = {"pass": work.label, "rows": work.rows, "estimated_rows": work.total}
         _log.info("%s begins%s", work.label, total, extra={"event": "pass-begun", "figures": figures})
         yield lambda _rows: None
@@ -74,9 +74,9 @@ class Lines(Progress):
         for wait in self.waits:
             wait.update()
         work = self.work
-        if work is None or not self._of_passes or self.clock.rising() - self._told_at < LINE_EVERY_S:
+        if work is None or not self._of_passes or self.clock.monotonic() - self._told_at < LINE_EVERY_S:
             return
-        self._told_at = self.clock.rising()
+        self._told_at = self.clock.monotonic()
         rate, eta = work.rate, None if self.waits else work.eta
         self.note(
             f"{work.label}: {how_far(work.rows, work.total, rate, eta)}",

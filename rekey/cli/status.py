@@ -90,8 +90,8 @@ async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> 
             now = shell.clock
             seen = await read_statuses(project, chosen, accounts, now)
             lines = [line(status) for status in seen.statuses]
-            if lines != printed or now.rising() - at >= _AT_LEAST_S:
-                printed, at = lines, now.rising()
+            if lines != printed or now.monotonic() - at >= _AT_LEAST_S:
+                printed, at = lines, now.monotonic()
                 time = moment(format_ticks(now.ticks()))
                 shell.emit_line(seen.document, "\n".join(f"{time}  {text}" for text in lines))
             await now.sleep(_WATCH_S)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
-from rekey.core.clock import rising_seconds
+from rekey.core.clock import monotonic_seconds
 from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
@@ -131,7 +131,7 @@ class ClientLease:
     late_s: Callable[[], float] = lambda: SIGNED_S
     # Lower case hexadecimal, of this lease alone.
     client_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    monotonic: Callable[[], float] = rising_seconds
+    monotonic: Callable[[], float] = monotonic_seconds
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     # Draws from [0, 1).
     jitter: Callable[[], float] = _draw.random

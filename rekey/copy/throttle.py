@@ -344,7 +344,7 @@ class Throttle:
 
     @property
     def _now(self) -> float:
-        return self.clock.rising()
+        return self.clock.monotonic()
 
     async def _wait(self, lane: _Lane, rate_of: _RateOf, entities: int, *, first: bool = False) -> bool:
         if rate_of() is None:

@@ -14,7 +14,7 @@ MAX_TICKS = 3_155_378_975_999_999_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def rising_seconds() -> float:
+def monotonic_seconds() -> float:
     """Return seconds of a monotonic clock that also runs while the machine is suspended, where the system has
     one. Measure with it anything that is trusted for a number of seconds, such as a lease."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
@@ -27,7 +27,7 @@ class Clock(Protocol):
     def ticks(self) -> int:
         """Return the time in 100 ns ticks since the Unix epoch, UTC. It can be set, so it may jump."""
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         """Return monotonic seconds since an arbitrary moment; for durations."""
 
     async def sleep(self, seconds: float) -> None:
@@ -40,8 +40,8 @@ class SystemClock:
     def ticks(self) -> int:
         return time.time_ns() // 100
 
-    def rising(self) -> float:
-        return rising_seconds()
+    def monotonic(self) -> float:
+        return monotonic_seconds()
 
     async def sleep(self, seconds: float) -> None:
         import asyncio  # here: declarations import this module and need no event loop
@@ -56,15 +56,15 @@ class ServiceClock:
     def __init__(self, now: str, clock: Clock) -> None:
         """Create the clock from `now`, the UTC time that the service has just returned."""
         self._clock = clock
-        self._at_start, self._started = ticks_of(now), clock.rising()
+        self._at_start, self._started = ticks_of(now), clock.monotonic()
 
     def ticks(self) -> int:
         """Return the service's time in 100 ns ticks since the Unix epoch. It lags by up to a second, because
         the service returns whole seconds, plus the time that its response took."""
-        return self._at_start + round((self._clock.rising() - self._started) * TICKS_PER_SECOND)
+        return self._at_start + round((self._clock.monotonic() - self._started) * TICKS_PER_SECOND)
 
-    def rising(self) -> float:
-        return self._clock.rising()
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
 
     async def sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

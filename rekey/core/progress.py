@@ -69,23 +69,23 @@ class Work:
 
     def __post_init__(self) -> None:
         self.began_at = self.clock.ticks()
-        self._samples = [(self.clock.rising(), self.rows)]
+        self._samples = [(self.clock.monotonic(), self.rows)]
 
     def advance(self, rows: int) -> None:
         """Add to the rows done."""
         self.rows += rows
-        if self.clock.rising() - self._samples[-1][0] >= _SAMPLE_S:
+        if self.clock.monotonic() - self._samples[-1][0] >= _SAMPLE_S:
             self._samples = _thinned(self.samples)
 
     @property
     def samples(self) -> list[tuple[float, int]]:
         """Rows done over time; the last sample is now."""
-        return [*self._samples, (self.clock.rising(), self.rows)]
+        return [*self._samples, (self.clock.monotonic(), self.rows)]
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since it began."""
-        return self.clock.rising() - self._samples[0][0]
+        return self.clock.monotonic() - self._samples[0][0]
 
     @property
     def rate(self) -> float | None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 
-from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, monotonic_seconds, ticks_of
 from rekey.core.concurrency import cancel
 from rekey.core.processes import boot_id, is_running, process_namespace, started_at
 from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
@@ -136,7 +136,7 @@ class RunnerLease:
     # This process, the process table and the clock; replaced in tests.
     holder: Holder | None = None
     runs: Callable[[int, str], bool] = is_running
-    monotonic: Callable[[], float] = rising_seconds
+    monotonic: Callable[[], float] = monotonic_seconds
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     def __post_init__(self) -> None:

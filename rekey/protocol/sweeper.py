@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rekey.core.clock import TICKS_PER_SECOND, rising_seconds
+from rekey.core.clock import TICKS_PER_SECOND, monotonic_seconds
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, ServiceError
 from rekey.model import EntityKey
@@ -106,7 +106,11 @@ class Sweeper:
     """Settles the intents of a migration's journal."""
 
     def __init__(
-        self, journal: Journal, reverse: ReversePropagator, *, monotonic: Callable[[], float] = rising_seconds
+        self,
+        journal: Journal,
+        reverse: ReversePropagator,
+        *,
+        monotonic: Callable[[], float] = monotonic_seconds,
     ) -> None:
         """Create the sweeper. `reverse` propagates for both authorities; `monotonic` tells seconds."""
         self._journal = journal

@@ -51,11 +51,11 @@ class Deadline:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self.seconds = seconds
-        self.began = clock.rising()
+        self.began = clock.monotonic()
 
     @property
     def elapsed_s(self) -> float:
-        return self._clock.rising() - self.began
+        return self._clock.monotonic() - self.began
 
     @property
     def left_s(self) -> float:
@@ -301,7 +301,7 @@ async def hand_over(run: Run) -> bool:
 def open_s(run: Run) -> float:
     """Return for how many more seconds an unanswered request of this process may take effect; 0: none."""
     opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
-    return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0
+    return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.monotonic()) if opened else 0.0
 
 
 # --- the journal -------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def open_s(run: Run) -> float:
 @dataclass(frozen=True, slots=True)
 class Announced:
     """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`). `until`:
-    seconds of `clock.rising()` after which the runner may not write."""
+    seconds of `clock.monotonic()` after which the runner may not write."""
 
     journal: Journal
     ids: list[EntityKey]
@@ -319,7 +319,7 @@ class Announced:
 
     def check(self) -> None:
         """Raise Unavailable when the time for writing is over."""
-        if self.clock.rising() >= self.until:
+        if self.clock.monotonic() >= self.until:
             hint = "run the same command again, which goes on where it stopped"
             raise Unavailable("the replicas of a row could not be written in time", code=NOT_SENT, hint=hint)
 
@@ -332,7 +332,7 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
     write that is cut off or stays unanswered is settled when it can take effect no more."""
 
     async def announce(source_key: EntityKey) -> Announced:
-        until = clock.rising() + WRITING_S
+        until = clock.monotonic() + WRITING_S
         return Announced(journal, await journal.begin(RUNNER, 0, SOURCE, [source_key]), clock, until)
 
     return announce

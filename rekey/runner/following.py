@@ -119,7 +119,7 @@ class Follower:
     async def _called(self) -> Call | None:
         """Return what calls for the cutover now: a new `proceed`, or a window whose gate is open or refuses
         for new reasons."""
-        run, now = self._run, self._run.clock.rising()
+        run, now = self._run, self._run.clock.monotonic()
         setting = steering.read(run.config.state)
         if setting is None or setting.paused:
             return None  # nothing is sent before `rekey resume`

@@ -186,7 +186,7 @@ class Run:
     @property
     def sweeper(self) -> Sweeper:
         """A new sweeper, which knows of no earlier sweep."""
-        return Sweeper(self.journal, self.reverse, monotonic=self.clock.rising)
+        return Sweeper(self.journal, self.reverse, monotonic=self.clock.monotonic)
 
     @property
     def source(self) -> Table:

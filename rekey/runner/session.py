@@ -194,7 +194,7 @@ class Session:
         async def watch() -> None:
             while not over.is_set():
                 paused = is_paused(self.config.state)
-                if self._stalls.stalled(self.progress.work, self.caller.clock.rising(), paused=paused):
+                if self._stalls.stalled(self.progress.work, self.caller.clock.monotonic(), paused=paused):
                     await self.tell(self.at_work.script_id, HookEvent.STALLED)
                 await first_of(over, self.caller.clock.sleep(_WATCH_EVERY_S))
 

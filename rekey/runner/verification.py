@@ -110,15 +110,15 @@ def context(
 
 def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[None]]:
     """Return a function that lets pages through at the rates in force, or the run's share of them."""
-    throttle, due = run.copier.throttle, run.clock.rising()
+    throttle, due = run.copier.throttle, run.clock.monotonic()
 
     async def take(table: str, rows: int, partition: Hashable | None) -> None:
         nonlocal due
         if run.share < 1:
             rate = (throttle.poll().account or ACCOUNT_TARGET) * run.share
-            due = max(due, run.clock.rising()) + rows / rate
+            due = max(due, run.clock.monotonic()) + rows / rate
         own = due
-        while run.share < 1 and (left := own - run.clock.rising()) > 0:
+        while run.share < 1 and (left := own - run.clock.monotonic()) > 0:
             run.check()
             await run.clock.sleep(min(left, _LOOK_S))
         await throttle.arrived_from(table, rows, partition)

@@ -65,7 +65,7 @@ class Watch:
     @property
     def age_s(self) -> float | None:
         """The age of the document in seconds, None without one."""
-        return None if self._seen_at is None else self.clock.rising() - self._seen_at
+        return None if self._seen_at is None else self.clock.monotonic() - self._seen_at
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -82,7 +82,7 @@ class Watch:
         else:
             self.problem = ""
             self.events.extend(changes(self.document, document))
-            self.document, self._seen_at = document, self.clock.rising()
+            self.document, self._seen_at = document, self.clock.monotonic()
             self._sample(document)
         async with self._updated:
             self._updated.notify_all()
@@ -110,7 +110,7 @@ class Watch:
         }
 
     def _sample(self, document: Document) -> None:
-        now = self.clock.rising()
+        now = self.clock.monotonic()
         if self._sampled_at is not None and now - self._sampled_at < SAMPLE_EVERY_S:
             return
         self._sampled_at = now

@@ -85,10 +85,10 @@ class InProcess:
     async def offer(self, requests: Sequence[Request]) -> Offered:
         responses: list[Response] = []
         waiting = 0
-        began, used = self.clock.rising(), self.processor()
+        began, used = self.clock.monotonic(), self.processor()
 
         def now() -> float:
-            return self.clock.rising() - began
+            return self.clock.monotonic() - began
 
         async def send(request: Request) -> None:
             nonlocal waiting

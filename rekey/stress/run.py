@@ -182,7 +182,7 @@ class StressTest:
         stages: list[Stage] = []
         making = self.notes.table(self.service, self.endpoint)
         async with making as (name, removed), self.generators(name) as self._generator:
-            self._table, self._began, self._sent = self.service.table(name), self.clock.rising(), 0
+            self._table, self._began, self._sent = self.service.table(name), self.clock.monotonic(), 0
             for number, spread in enumerate([ONE_PARTITION, *spreads]):
                 population = Population(spread, number, self.mix)
                 stages.append(await self._stage(population, len(spreads) + 1 - number))
@@ -190,7 +190,7 @@ class StressTest:
 
     @property
     def _spent(self) -> float:
-        return self.clock.rising() - self._began
+        return self.clock.monotonic() - self._began
 
     async def _stage(self, population: Population, left: int) -> Stage:
         """Load a distribution's rows, and try the mix, then each kind. `left`: stages from this one on."""

@@ -226,8 +226,8 @@ class TableService(Protocol):
     @property
     def last_open(self) -> float | None:
         """When the outcome of an attempt to write last became unknown, even if it was retried with success:
-        in rising seconds of this machine (`Clock.rising`), None if never. The attempt may take effect for as
-        long after that as a request can be in flight."""
+        in monotonic seconds of this machine (`Clock.monotonic`), None if never. The attempt may take effect
+        for as long after that as a request can be in flight."""
 
     @property
     def late_s(self) -> float:

@@ -123,7 +123,7 @@ class _Failed:
 
 @dataclass(slots=True)
 class _Known:
-    """The state that all requesters of an account share. Times are of `Clock.rising`."""
+    """The state that all requesters of an account share. Times are of `Clock.monotonic`."""
 
     ever_answered: bool = False
     # When the outcome of an attempt to write last became unknown.
@@ -157,7 +157,7 @@ class Requester:
         retried) and ValueError for a malformed one, which counts as none."""
         known = self.known
         if not known.calls and not known.failures:
-            known.heard_at = self.clock.rising()
+            known.heard_at = self.clock.monotonic()
         known.calls += 1
         try:
             return await self._call(request, read)
@@ -170,7 +170,7 @@ class Requester:
     def silence(self) -> tuple[float, float] | None:
         """Return for how many seconds nothing was answered, and for how many more it is tried, at most; None
         while answers come, or none is expected. A silence with failed attempts ends with an answer."""
-        known, now, limits = self.known, self.clock.rising(), self.transport.timeouts
+        known, now, limits = self.known, self.clock.monotonic(), self.transport.timeouts
         silent_s, is_sent = now - known.heard_at, self.transport.any_sent
         if not (known.calls or known.failures):
             return None
@@ -191,7 +191,7 @@ class Requester:
             try:
                 if is_write:
                     allowance.check()
-                began = self.clock.rising()
+                began = self.clock.monotonic()
                 with on_top(OnTop.RETRIES) if failures else nullcontext():
                     tried = await self._attempt(request, read)
             except Exception as forbidden:
@@ -207,7 +207,7 @@ class Requester:
             failures += 1
             attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
             # for `silence`
-            now = self.clock.rising()
+            now = self.clock.monotonic()
             until = now + self.policy.longest_s(failures, attempts, now - began)
             self.known.tried_until = max(self.known.tried_until, until)
             wait = None
@@ -233,7 +233,7 @@ class Requester:
     def note_open(self, request: Request) -> None:
         """Record that a request may yet take effect."""
         if request.method != "GET":
-            self.known.last_open = self.clock.rising()
+            self.known.last_open = self.clock.monotonic()
 
     async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
         headers: Mapping[str, str] = {}  # of the answer, once there is one
@@ -241,7 +241,7 @@ class Requester:
             answer = await self.transport.send(request)
             headers = answer.headers
             self.known.ever_answered, self.known.failures = True, 0
-            self.known.heard_at = self.clock.rising()
+            self.known.heard_at = self.clock.monotonic()
             return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
             return _Failed(busy, may_be_applied(busy), retry_after_of(headers))

@@ -129,7 +129,7 @@ async def test_a_write_that_was_left_without_an_answer_is_remembered(world: Worl
     world.proxy.faults = [Fault(answer=error_answer(503, "ServerBusy"), method="POST")]
     await world.table.insert(row("busy"))
     assert world.service.last_open is None
-    before = world.waits.rising()
+    before = world.waits.monotonic()
     world.proxy.faults = [Fault(applied=True, method="POST")]
     await world.table.insert(row("lost"))
     assert world.service.last_open is not None

@@ -46,7 +46,7 @@ class FakeClock:
         """Return the clock's time in 100 ns ticks since the Unix epoch."""
         return self._now
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         """Return the clock's time in seconds: it is never set back."""
         return self.ticks() / TICKS_PER_SECOND
 
@@ -84,7 +84,7 @@ class Skewed:
         """Return this clock's time in ticks."""
         return self._clock.ticks() + self._off
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         """Return this clock's time in seconds."""
         return self.ticks() / TICKS_PER_SECOND
 

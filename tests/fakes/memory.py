@@ -232,7 +232,7 @@ class MemoryTableService:
         self._calls = 0
         self.sent = Sent()
         self.last_open: float | None = None
-        """When an attempt to write was last left without an answer, in rising seconds of the clock."""
+        """When an attempt to write was last left without an answer, in monotonic seconds of the clock."""
 
     @property
     def late_s(self) -> float:
@@ -318,7 +318,7 @@ class MemoryTableService:
         """Raise the error of a fault that has one."""
         error = None if fault is None else fault.error()
         if isinstance(error, Ambiguous):
-            self.last_open = self.clock.rising()
+            self.last_open = self.clock.monotonic()
         if error is not None:
             raise error
 

@@ -373,7 +373,7 @@ def at_work() -> Iterator[None]:
             patch(clients, "_LOOK_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
-            patch(copying, "rising_seconds", monotonic),
+            patch(copying, "monotonic_seconds", monotonic),
             patch(copying, "Fence", partial(Fence, monotonic=monotonic)),
         ):
             stack.enter_context(replaced)

@@ -19,7 +19,7 @@ from unittest import mock
 
 from rekey.client.lease import ClientLease
 from rekey.client.sdk import core
-from rekey.core.clock import rising_seconds
+from rekey.core.clock import monotonic_seconds
 from rekey.plan import subject
 from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder, RunnerLease
@@ -57,9 +57,10 @@ def made_repeatable(
             mock.patch.object(Holder, "current", staticmethod(at_the_same_path)),
             mock.patch.object(verification, "record", record),
             *(
-                mock.patch.object(module, "rising_seconds", time)
+                mock.patch.object(module, "monotonic_seconds", time)
                 for name, module in list(sys.modules.items())
-                if name.startswith("rekey.") and getattr(module, "rising_seconds", None) is rising_seconds
+                if name.startswith("rekey.")
+                and getattr(module, "monotonic_seconds", None) is monotonic_seconds
             ),
         ):
             stack.enter_context(replaced)

@@ -404,7 +404,7 @@ class Waits:
     def ticks(self) -> int:
         return self._scheduler.clock.ticks()
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         return self._scheduler.loop.now
 
     async def sleep(self, seconds: float) -> None:

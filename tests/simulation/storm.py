@@ -186,7 +186,7 @@ class StormClock(FakeClock):
     def ticks(self) -> int:
         return self._start + round(self._loop.now * TICKS_PER_SECOND)
 
-    def rising(self) -> float:
+    def monotonic(self) -> float:
         return self._loop.now
 
     def advance(self, seconds: float) -> None:
@@ -459,7 +459,7 @@ class StormService(MemoryTableService):
 
     def left_open(self) -> None:
         """Note that an attempt to write was left without an answer."""
-        self.last_open = self.machine.rising()
+        self.last_open = self.machine.monotonic()
 
     async def create_table(self, name: str) -> bool:
         def effect() -> bool:

@@ -14,7 +14,7 @@ from rekey.copy.workers.fence import Fence, FencedTable, Superseded, TermOver, s
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.copy.write import Copier
-from rekey.core.clock import rising_seconds
+from rekey.core.clock import monotonic_seconds
 from rekey.mapping.store import MappingStore
 from rekey.model import Row
 from rekey.project.config import Limits
@@ -32,7 +32,7 @@ _WINDOWS_OF_A_SLICE = 8
 async def copy_slice(opened: Opened, task: Task) -> Result:
     """Copy a range from its beginning as far as time allows: at least one window, unless the term ends first.
     Raises RowRefused, Collision, ServiceError, as the pipeline does."""
-    began = rising_seconds()
+    began = monotonic_seconds()
     accounts, limits = opened.accounts, opened.config.limits
     left = await seconds_left(accounts.tables, task.until)
     if left <= 0:
@@ -64,7 +64,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     opened_before, still_open = last_open(), True
     try:
         with while_allowed(fence.in_time):
-            async with asyncio.timeout(began + left - rising_seconds()), copier.writer() as writer:
+            async with asyncio.timeout(began + left - monotonic_seconds()), copier.writer() as writer:
 
                 async def copy(rows: Sequence[Row]) -> Copied:
                     nonlocal begun
@@ -78,7 +78,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
                     [reached],
                     copy,
                     window_of_task(limits, task),
-                    callbacks=Callbacks(checkpoint, lambda: begun and rising_seconds() >= stop_at),
+                    callbacks=Callbacks(checkpoint, lambda: begun and monotonic_seconds() >= stop_at),
                     options=ReadOptions(throttle=opened.throttle),
                     writer=writer,
                 )

@@ -20,7 +20,7 @@ from rekey.copy.throttle import Rates
 from rekey.copy.workers.refusals import refusal
 from rekey.copy.workers.tasks import Ended, Plain, Result, Task, read_result
 from rekey.copy.workers.work import work
-from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, rising_seconds, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, monotonic_seconds, ticks_of
 from rekey.errors import RekeyError, WorkersFailed
 from rekey.project.config import is_factory
 from rekey.protocol.term import Term
@@ -163,7 +163,7 @@ class Driver(Generic[S]):
     # Tells that no more tasks are to be submitted; those in flight are waited for, and count.
     stop_requested: Callable[[], bool] = lambda: False
     # Seconds of a monotonic clock.
-    monotonic: Callable[[], float] = rising_seconds
+    monotonic: Callable[[], float] = monotonic_seconds
 
     def __post_init__(self) -> None:
         self.submitted = self.lost = self._broken = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rekey.copy.workers.tasks import Basis, Task
-from rekey.core.clock import TICKS_PER_SECOND, rising_seconds, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, monotonic_seconds, ticks_of
 from rekey.errors import TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import EntityKey
@@ -50,7 +50,7 @@ class Fence:
     # When the term ends, by the monotonic clock, in seconds. The term is in the service's time, and is
     # measured from an answer of the service on, so no two machines' clocks are compared.
     ends: float
-    monotonic: Callable[[], float] = rising_seconds
+    monotonic: Callable[[], float] = monotonic_seconds
 
     def __post_init__(self) -> None:
         self._rows = self.accounts.restricted.table(CONTROL_TABLE)

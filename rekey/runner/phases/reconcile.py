@@ -84,9 +84,9 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
 async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport]:
     """Compare, then make passes until the next would find little; store the estimate of the write downtime.
     `passes`: False when others make passes meanwhile."""
-    since, began = _watermark(run), run.clock.rising()
+    since, began = _watermark(run), run.clock.monotonic()
     counters, report = await compare(run)
-    took_s = run.clock.rising() - began
+    took_s = run.clock.monotonic() - began
     repaired = _changed(counters)
     # Passes and a sweep before it would be made under freeze as well.
     read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s
@@ -117,11 +117,11 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
 
 async def _written(run: Run) -> tuple[int, float]:
     """Return how many rows were written since the last pass began, and the seconds that counting took."""
-    began, rows = run.clock.rising(), 0
+    began, rows = run.clock.monotonic(), 0
     async for _ in written_since(run.source, _watermark(run)):
         run.check()
         rows += 1
-    return rows, run.clock.rising() - began
+    return rows, run.clock.monotonic() - began
 
 
 def _changed(counters: Counters) -> int:

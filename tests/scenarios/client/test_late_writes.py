@@ -385,7 +385,7 @@ class OfTheSdk:
         options = options_for(prepared, facts, QUICK, 0.0)
         self.core = ClientCore(options, lambda: project.connect(project.config))
         self.lease = ours.do(self.core.open())
-        self.lease.monotonic = project.clock.rising
+        self.lease.monotonic = project.clock.monotonic
 
     async def write(self, *operations: Operation) -> list[str | None]:
         with as_application(self.name):
@@ -661,7 +661,7 @@ class Wrong:
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock, self._seconds = clock, seconds
-        self.rising, self.sleep = clock.rising, clock.sleep
+        self.monotonic, self.sleep = clock.monotonic, clock.sleep
 
     def ticks(self) -> int:
         return self._clock.ticks() + round(self._seconds * TICKS_PER_SECOND)

@@ -52,8 +52,6 @@ class HandClock:
     def monotonic(self) -> float:
         return self._now / TICKS_PER_SECOND
 
-    rising = monotonic
-
     async def sleep(self, seconds: float) -> None:
         self._count += 1
         event = asyncio.Event()

@@ -124,20 +124,20 @@ def followed(project: Project, *, stop_at: float = 2.0) -> list[tuple[float, int
     with session_of(project, progress, stop) as session:
 
         def look(work: Work) -> None:
-            if seen and project.clock.rising() - seen[-1][0] < 0.5:
+            if seen and project.clock.monotonic() - seen[-1][0] < 0.5:
                 return
             session.tick()
             told = pulse.read(project.config.state, project.clock.ticks())
             assert told is not None and told.work is not None
             eta = told.work.eta
-            seen.append((project.clock.rising(), told.work.rows, None if eta is None else eta.seconds))
+            seen.append((project.clock.monotonic(), told.work.rows, None if eta is None else eta.seconds))
             if work.rows >= stop_at * ROWS:
                 stop.request()
 
         progress.look = look
         with suppress(Interrupted):
             commands.apply(session, SCRIPT, to=Phase.BACKFILL)
-        seen.append((project.clock.rising(), ROWS, 0.0))
+        seen.append((project.clock.monotonic(), ROWS, 0.0))
     return seen
 
 

@@ -74,7 +74,7 @@ class World:
 
 
 def planted(clock: FakeClock, **limits: object) -> PlantedLimits:
-    return PlantedLimits(clock.rising, **limits)  # type: ignore[arg-type]
+    return PlantedLimits(clock.monotonic, **limits)  # type: ignore[arg-type]
 
 
 async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes: Notes) -> None:

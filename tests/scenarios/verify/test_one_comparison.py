@@ -331,7 +331,7 @@ def test_a_longer_stop_than_allowed_is_not_begun(project: Project, commands_on: 
 def test_what_was_left_open_is_waited_for_and_counts(project: Project) -> None:
     apply(project)
     kept(project)
-    project.tables.last_open = project.clock.rising()
+    project.tables.last_open = project.clock.monotonic()
     with pytest.raises(GateClosed, match="about 90 s, exceeds 31 s"):
         apply(project, Phase.CUTOVER, Options(writers_stopped=True, stop_at_most_s=31))
 
