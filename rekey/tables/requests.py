@@ -147,7 +147,7 @@ class Requester:
     policy: RetryPolicy
     clock: Clock
     # Random numbers for the jitter.
-    source: random.Random
+    rng: random.Random
     # The state that all requesters on these connections share.
     known: _Known = field(default_factory=_Known)
 
@@ -212,7 +212,7 @@ class Requester:
             self.known.tried_until = max(self.known.tried_until, until)
             wait = None
             if failures < attempts and (repeats or not (ambiguous and is_write)):
-                wait = self.policy.wait(failures, tried.retry_after, self.source.random())
+                wait = self.policy.wait(failures, tried.retry_after, self.rng.random())
             # Not for a write conditional on an ETag that is retried: its final answer rules out that an
             # earlier attempt takes effect ("Managing concurrency", ETags, Azure documentation).
             if ambiguous and (wait is None or not request.on_version):
