@@ -156,13 +156,13 @@ class Propagator:
         return await self.propagate(source_key)
 
     async def _propagate(
-        self, source_key: EntityKey, tally: Tally, room_for: Sequence[TargetKey] = ()
+        self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
     ) -> set[EntityKey]:
         """Propagate one source key alone; return the main target keys that it lists and has no row under.
 
         Args:
             tally: counts the writes; its key is the announced one.
-            room_for: secondary keys that other rows wait for, the newest last: only the transaction of its
+            blocked_keys: secondary keys that other rows wait for, the newest last: only the transaction of its
                 partition is sent, and only on the condition of a main row that was read.
         """
         for _ in range(MAX_ROUNDS):
@@ -183,7 +183,7 @@ class Propagator:
                     # before the authority.
                     await self._claim(source_key, forward, unlisted, tally)
                     continue
-                current = await self._owned(source_key, expected, current, listed, tally, room_for)
+                current = await self._owned(source_key, expected, current, listed, tally, blocked_keys)
             except Collision:
                 # The row may be gone since it was read, and its key another row's.
                 if version_of(await self._authority(source_key)) == version_of(authority):
@@ -193,9 +193,9 @@ class Propagator:
             writes = difference(expected, current, self.ignoring)
             writes += await self._former_secondary(source_key, writes, listed)
             writes = with_main(writes, main, self.mapper.co_located)
-            if room_for:
+            if blocked_keys:
                 # Another key is announced, not this one: a delayed write must be harmless here.
-                writes = [write for write in writes if write[0].partition == room_for[-1].partition]
+                writes = [write for write in writes if write[0].partition == blocked_keys[-1].partition]
                 if not any(place.table == 0 and operation.etag for place, operation in writes):
                     return set()
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
@@ -351,7 +351,7 @@ class Propagator:
         current: Rows,
         listed: frozenset[TargetKey],
         tally: Tally,
-        room_for: Sequence[TargetKey],
+        blocked_keys: Sequence[TargetKey],
     ) -> Rows:
         """Return `current` without the rows that belong to another source row by now."""
         # A main row belongs to its reverse row's owner, an index row to the main row that it points to. Each
@@ -372,10 +372,10 @@ class Propagator:
             elif target in expected:
                 await self.yield_or_collide(source_key, target, row)
                 mine = True
-                passes_on = target.table in self.mapper.co_located and target not in room_for
+                passes_on = target.table in self.mapper.co_located and target not in blocked_keys
                 if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
                     # Its main row may be unchanged: both change together, before the key passes on.
-                    await self._propagate(owner, tally, [*room_for, target])
+                    await self._propagate(owner, tally, [*blocked_keys, target])
             else:
                 mine = await self._is_unowned(target, owners.get(pointer_of(row)))
             if not mine:
