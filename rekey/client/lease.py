@@ -436,7 +436,7 @@ class ClientLease:
         # New operations use the newest epoch at once: two epochs in flight in one client are no worse than
         # two clients that are one epoch apart.
         view = self._view
-        if self._settling or view.number == self._acknowledged.number or not self._is_through(view):
+        if self._settling or view.number == self._acknowledged.number or not self._is_quiesced(view):
             return False
         self._settling = True
         try:
@@ -444,12 +444,12 @@ class ClientLease:
                 await self.settle()
         finally:
             self._settling = False
-        if not self._is_through(view):
+        if not self._is_quiesced(view):
             return False
         self._acknowledged = view
         return True
 
-    def _is_through(self, view: Permit) -> bool:
+    def _is_quiesced(self, view: Permit) -> bool:
         return not self._in_flight.any_before(view.number, self.monotonic())
 
     # --- in the background --------------------------------------------------------------------------------

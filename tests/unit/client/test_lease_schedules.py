@@ -317,7 +317,7 @@ class TrustsTheBeat(ClientLease):
 class WaitsForNothing(ClientLease):
     """Acknowledges what it has read at once."""
 
-    def _is_through(self, view: Permit) -> bool:
+    def _is_quiesced(self, view: Permit) -> bool:
         return True
 
 
