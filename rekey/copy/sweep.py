@@ -15,7 +15,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagated
 from rekey.tables.base import Table
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 
 T = TypeVar("T")
 
@@ -178,6 +178,6 @@ async def _propagated(
         outcome = await propagate(item)
         changed += outcome.changed
 
-    with on_top(OnTop.CHANGES):
+    with overhead(Overhead.CHANGES):
         await for_each(items, settle, limit=concurrency)
     return changed

@@ -27,7 +27,7 @@ from rekey.protocol.replicas import (
 )
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 
 # Rounds after which a row that keeps changing is given up for now; nothing is lost by that.
 MAX_ROUNDS = 100
@@ -134,7 +134,7 @@ class Propagator:
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
             Ambiguous: a write failed while the outcome of another one is unknown.
         """
-        with on_top(OnTop.CHANGES):
+        with overhead(Overhead.CHANGES):
             tally = self.tally(source_key)
             for former in sorted(await self._propagate(source_key, tally)):
                 # The key has passed to another source row, which may have found our index row equal to its
@@ -162,8 +162,8 @@ class Propagator:
 
         Args:
             tally: counts the writes; its key is the announced one.
-            blocked_keys: secondary keys that other rows wait for, the newest last: only the transaction of its
-                partition is sent, and only on the condition of a main row that was read.
+            blocked_keys: secondary keys that other rows wait for, the newest last: only the transaction of
+                its partition is sent, and only on the condition of a main row that was read.
         """
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)

@@ -16,7 +16,7 @@ from rekey.protocol.journal import Intent, IntentAge, Journal
 from rekey.protocol.registry import SAFETY_S, ClientRow, is_over, refused_at
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 
 # Called with the reason why a key cannot be settled.
 Hopeless = Callable[[Findings], Awaitable[None]]
@@ -167,7 +167,7 @@ class Sweeper:
                     self._kept[intent.id] = last
                 else:
                     by_key[intent.side, intent.key].append(intent)
-            with on_top(OnTop.CHANGES):
+            with overhead(Overhead.CHANGES):
                 await for_each(by_key.values(), settle, limit=concurrency)
             check()
         swept.kept = len(self._kept)

@@ -33,11 +33,11 @@ from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import compares_indexes, context, rows_to_read, verify_full, verify_indexes
 from rekey.state.audit import expressible
-from rekey.state.models import ON_TOP, PLAN_FACT
+from rekey.state.models import OVERHEAD, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
 from rekey.status.notes import note
 from rekey.status.reasons import reason
-from rekey.tables.sent import OnTop
+from rekey.tables.sent import Overhead
 from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
@@ -205,7 +205,7 @@ def _applied(session: Session, run: Run, before: list[Phase]) -> Applied:
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     if before == after:
-        session.add_on_top(script_id, OnTop.REPEATS)
+        session.add_overhead(script_id, Overhead.REPEATS)
     session.do(run.tell(HookEvent.DONE))
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
@@ -231,7 +231,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
             stopped.hint = str(next_step("follow", script=script_id))
             raise
         finally:
-            session.add_on_top(script_id, OnTop.REPEATS)
+            session.add_overhead(script_id, Overhead.REPEATS)
         run.options = follower.options(call)
         try:
             reasons = session.do(PHASES[Phase.CUTOVER].gate(run)) + follower.outlasts(call)
@@ -271,7 +271,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
     run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
-    run.state.set_fact(run.script_id, ON_TOP, None)  # left from a migration that was rolled back
+    run.state.set_fact(run.script_id, OVERHEAD, None)  # left from a migration that was rolled back
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
@@ -407,7 +407,7 @@ def verify(
             note(session.progress, "full-instead-of-sample", {"rows": counted(draw.rows, "row")})
         return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
-        session.add_on_top(script_id, OnTop.REPEATS)
+        session.add_overhead(script_id, Overhead.REPEATS)
 
 
 def _require_comparable(run: Run, control: ControlRow | None) -> None:

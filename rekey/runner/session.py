@@ -55,7 +55,7 @@ from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.applied import aligned
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger
-from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
+from rekey.state.models import OVERHEAD, MigrationRecord, PhaseRun
 from rekey.state.store import State
 from rekey.status import pulse
 from rekey.status.facts import Sources, begun_as
@@ -64,7 +64,7 @@ from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
-from rekey.tables.sent import OnTop, on_top, requests_in, since
+from rekey.tables.sent import Overhead, overhead, requests_in, since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -158,11 +158,11 @@ class Session:
         """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
 
-    def add_on_top(self, script_id: str, why: OnTop) -> None:
-        """Add the requests since `count_anew` to those outside of phases, on top of the estimate."""
-        known = json.loads(self.state.get_fact(script_id, ON_TOP) or "{}")
+    def add_overhead(self, script_id: str, why: Overhead) -> None:
+        """Add the requests since `count_anew` to the overhead outside of phases."""
+        known = json.loads(self.state.get_fact(script_id, OVERHEAD) or "{}")
         total = known.get(why, 0) + requests_in(self.sent())
-        self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
+        self.state.set_fact(script_id, OVERHEAD, json.dumps({**known, why: total}))
         self.count_anew()
 
     def tick(self) -> None:
@@ -213,7 +213,7 @@ class Session:
         self.beat()
         happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.caller.clock.ticks())}
         try:
-            with on_top(OnTop.REPEATS):
+            with overhead(Overhead.REPEATS):
                 status = await read_status(self.sources, self.scripts[script_id])
             document = {**progress_document(self.config, status, self.caller.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
@@ -498,7 +498,7 @@ class Session:
             self.do(until_quiet(run))
             counters = self.do(self._with_clients(run, PHASES[phase].undo))
         finally:
-            self.add_on_top(script_id, OnTop.ROLLBACK)
+            self.add_overhead(script_id, Overhead.ROLLBACK)
         details: dict[str, Any] = {"phase": phase}
         if counters is not None:
             details["counters"] = self.taken_back[script_id, phase] = counters

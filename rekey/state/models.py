@@ -17,9 +17,9 @@ BACKFILL = "backfill"
 # Fact: up to which time of the service's clock changes of the source are in the targets.
 WATERMARK = "watermark"
 
-# Fact: how many requests were sent outside of phases since the migration began, by the reason why they came
-# on top (`rekey.tables.sent.OnTop`), as JSON.
-ON_TOP = "requests_on_top"
+# Fact: how many requests of overhead were sent outside of phases since the migration began, by reason
+# (`rekey.tables.sent.Overhead`), as JSON.
+OVERHEAD = "requests_on_top"
 
 # Fact: when the last checkpoint was stored, by the service's clock.
 CHECKPOINT_AT = "checkpoint_at"

@@ -22,10 +22,10 @@ from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
-from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
+from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
-from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
+from rekey.tables.sent import OPERATIONS, Overhead, apart, requests_in
 
 # Unsettled intents of dead clients need attention so many seconds after they are due: by then the last of
 # many live clients has begun to settle them.
@@ -94,8 +94,8 @@ class Spent:
     estimated_of_phases_done: int
     sent_in_phases_done: int
     estimated_whole: int
-    # Requests beyond an undisturbed run, by reason (`OnTop`).
-    on_top: Mapping[str, int]
+    # Requests beyond an undisturbed run, by reason (`Overhead`).
+    overhead: Mapping[str, int] = field(metadata=json_field("on_top"))
     # All phases that were begun, in order.
     phases: tuple[PhaseCost, ...]
 
@@ -337,16 +337,16 @@ def _spent(facts: Facts) -> Spent | None:
     entered: dict[str, list[PhaseRun]] = {}
     for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
-    phases, on_top = [], Counter[str](json.loads(facts.state.facts.get(ON_TOP, "{}")))
+    phases, overhead = [], Counter[str](json.loads(facts.state.facts.get(OVERHEAD, "{}")))
     for phase in (phase for phase in ORDER if phase in entered):
         planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
         # Runs that were cut off count: their requests were sent. What a killed run sent after its last
         # checkpoint, and what lost tasks sent, is not known.
         for run in entered[phase]:
             undisturbed, extra = apart(run.requests)
-            on_top.update(extra)
+            overhead.update(extra)
             if done:
-                on_top[OnTop.REPEATS] += requests_in(undisturbed)
+                overhead[Overhead.REPEATS] += requests_in(undisturbed)
                 continue
             sent.update(undisturbed)
             if run.finished_at is not None:
@@ -369,7 +369,7 @@ def _spent(facts: Facts) -> Spent | None:
         estimated_of_phases_done=sum(cost.estimated for cost in over),
         sent_in_phases_done=sum(phase.sent for phase in over),
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
-        on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
+        overhead={str(why): overhead[why] for why in Overhead if overhead[why]},
         phases=tuple(phases),
     )
 

@@ -15,7 +15,7 @@ from rekey.protocol.registry import Standing
 from rekey.status.facts import Abandoned, Facts
 from rekey.status.judge import Client, Status
 from rekey.status.progress import how_far
-from rekey.tables.sent import OnTop
+from rekey.tables.sent import Overhead
 
 # Within one version of the schema members are only added.
 FORMAT = "rekey/progress/v1"
@@ -23,12 +23,12 @@ FORMAT = "rekey/progress/v1"
 _CLIENTS = 12
 # Control phases in which the state of the copy and of the comparison still matters.
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
-_ON_TOP = {
-    OnTop.CHANGES: "for rows that changed or were there",
-    OnTop.RETRIES: "sent again",
-    OnTop.REPEATS: "for phases and comparisons carried out again",
-    OnTop.PROBES: "to try odd keys",
-    OnTop.ROLLBACK: "for the way back",
+_OVERHEAD = {
+    Overhead.CHANGES: "for rows that changed or were there",
+    Overhead.RETRIES: "sent again",
+    Overhead.REPEATS: "for phases and comparisons carried out again",
+    Overhead.PROBES: "to try odd keys",
+    Overhead.ROLLBACK: "for the way back",
 }
 # Labels and texts.
 _Fields: TypeAlias = Iterator[tuple[str, str]]
@@ -206,9 +206,9 @@ def _spent(status: Status) -> _Fields:
     apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
     whole = f"{cost.estimated_whole:,} estimated for the whole"
     yield "requests", f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done; {whole}"
-    if cost.on_top:
-        on_top = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
-        yield "", f"on top of that: {', '.join(on_top)}"
+    if cost.overhead:
+        overhead = (f"{number:,} {_OVERHEAD[Overhead(why)]}" for why, number in cost.overhead.items())
+        yield "", f"on top of that: {', '.join(overhead)}"
     for phase_cost in cost.phases:
         phase = status.facts.declared.migration.shown(phase_cost.phase)
         text = f"{phase}: {phase_cost.sent:,} sent, {phase_cost.estimated:,} estimated"

@@ -11,7 +11,7 @@ from rekey.core.concurrency import for_each
 from rekey.errors import Ambiguous, RowExists
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Operation, Table
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -43,7 +43,7 @@ async def insert_absent(
                     await table.transact(remaining)
                 break
             except (RowExists, Ambiguous):
-                rows_were_there.enter_context(on_top(OnTop.CHANGES))
+                rows_were_there.enter_context(overhead(Overhead.CHANGES))
                 # Ambiguous: reading shows which rows of the batch exist now; the others are inserted again.
                 present_now = await read_keys(table, [operation.key for operation in remaining])
                 # A row may be deleted between the conflict and the read: then nothing is found, and the batch

@@ -22,7 +22,7 @@ from rekey.tables import allowance
 from rekey.tables.answers import Answer, may_be_applied, moment_of, note_length
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import written_form
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
 
 _LOG = logging.getLogger("rekey.tables")
@@ -192,7 +192,7 @@ class Requester:
                 if is_write:
                     allowance.check()
                 began = self.clock.monotonic()
-                with on_top(OnTop.RETRIES) if failures else nullcontext():
+                with overhead(Overhead.RETRIES) if failures else nullcontext():
                     tried = await self._attempt(request, read)
             except Exception as forbidden:
                 if not ambiguous:

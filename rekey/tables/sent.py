@@ -33,8 +33,8 @@ class RequestKind(StrEnum):
 OPERATIONS = "operations"
 
 
-class OnTop(StrEnum):
-    """Why a request came on top of those of an undisturbed run, which are estimated."""
+class Overhead(StrEnum):
+    """Why a request was sent beyond those of an undisturbed run, which are estimated."""
 
     # For a row that changed or differed meanwhile: it is reread, repaired, or settled.
     CHANGES = "changes"
@@ -50,10 +50,12 @@ class OnTop(StrEnum):
 
 # All names under which requests are counted: by kind, and by kind under the reason: `scan`, `changes.scan`.
 COUNTED = frozenset(
-    f"{why}{name}" for why in ("", *(f"{reason}." for reason in OnTop)) for name in (*RequestKind, OPERATIONS)
+    f"{prefix}{name}"
+    for prefix in ("", *(f"{reason}." for reason in Overhead))
+    for name in (*RequestKind, OPERATIONS)
 )
 _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
-_ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
+_OVERHEAD: ContextVar[Overhead | None] = ContextVar("overhead", default=None)
 
 
 @contextmanager
@@ -70,13 +72,13 @@ def tallied() -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def on_top(why: OnTop) -> Iterator[None]:
+def overhead(why: Overhead) -> Iterator[None]:
     """Count the requests that are sent within the context under a reason; the outermost one counts."""
-    token = _ON_TOP.set(_ON_TOP.get() or why)
+    token = _OVERHEAD.set(_OVERHEAD.get() or why)
     try:
         yield
     finally:
-        _ON_TOP.reset(token)
+        _OVERHEAD.reset(token)
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Sent:
 
     def add(self, name: str, number: int = 1) -> None:
         """Count a request by its kind; or the operations of a batch, once however often the batch is sent."""
-        if (why := _ON_TOP.get()) is not None:
+        if (why := _OVERHEAD.get()) is not None:
             name = f"{why}.{name}"
         self.counts[name] += number
         if (tally := _TALLY.get()) is not None:
@@ -118,7 +120,7 @@ def requests_in(counts: Mapping[str, int]) -> int:
 
 
 def apart(counts: Mapping[str, int]) -> tuple[Counter[str], Counter[str]]:
-    """Return the counts of an undisturbed run, by kind, and how many requests came on top, by reason."""
+    """Return the counts of an undisturbed run, by kind, and how many requests of overhead, by reason."""
     undisturbed, extra = Counter[str](), Counter[str]()
     for name, number in counts.items():
         why, _, kind = name.rpartition(".")

@@ -13,7 +13,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
 from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, KeyRange, Row, key_of
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 from rekey.verify.bucket_digests import SOURCE, Part, Partial, reported_digest
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester, bucket_of, content_digest
@@ -93,7 +93,7 @@ async def full(
                 await reader.add_digests(ctx, work, checkpoint=checkpoint)
         differing = at_first = [expected.differing(actual) for expected, actual in sides]
         if work.refused or any(differing):
-            stack.enter_context(on_top(OnTop.CHANGES))
+            stack.enter_context(overhead(Overhead.CHANGES))
             spilled = stack.enter_context(Spill[Record](ctx.folder, by_key))
             unmatched = stack.enter_context(Spill[Record](ctx.folder, by_content))
             kept = stack.enter_context(Spill[KeyedDivergence](ctx.folder, _by_row))

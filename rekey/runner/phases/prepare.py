@@ -21,7 +21,7 @@ from rekey.status.reasons import reason
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 from rekey.tables.similar import similar_tables
 
 # Prefix of throw-away tables.
@@ -87,7 +87,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     for in_target_account in sorted({is_in_target_account(name) for name in names}):
         account = TARGET_ACCOUNT_SUFFIX if in_target_account else ""
-        with on_top(OnTop.PROBES):
+        with overhead(Overhead.PROBES):
             try:
                 # The same name each time: what a killed run has left is used again, and deleted.
                 await _try_odd_keys(run, f"{PROBE_TABLE}{now.run_id[:16] if now else ''}{account}")

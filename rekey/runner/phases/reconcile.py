@@ -15,7 +15,7 @@ from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, measured, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
-from rekey.tables.sent import OnTop, on_top
+from rekey.tables.sent import Overhead, overhead
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
@@ -77,7 +77,7 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
         report = await verify_full(run, propagate_first=True)
         return {"rows_brought": report.differences.propagated}, report
     except TooMany:
-        with on_top(OnTop.CHANGES):
+        with overhead(Overhead.CHANGES):
             return await catch_up(run), await verify_full(run)
 
 
@@ -101,7 +101,7 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
     for number in range(1, MAX_PASSES if passes else 1):
         if waiting <= _LITTLE:
             break
-        with on_top(OnTop.CHANGES):
+        with overhead(Overhead.CHANGES):
             passed = await bring_changes(run, number)
             counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
             before = waiting
