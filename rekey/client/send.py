@@ -19,7 +19,7 @@ from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, TARGET
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, rejected
-from rekey.tables.requests import Landed, all_landed
+from rekey.tables.requests import WriteApplied, all_applied
 
 Rows = Sequence[Row | None]
 # Waits until no request that was sent is in flight.
@@ -170,12 +170,12 @@ async def settled(
         Ambiguous: it is unknown whether it was or will be applied.
     """
     free, waited = _is_free(requested), False
-    landed_as: list[str | None] | None = None
+    applied_versions: list[str | None] | None = None
     first: list[str | None] | None = None
     while True:
         try:
             rows: Rows = await side_by_side(table.get(operation.key) for operation in sent)
-            landed = all_landed(sent, rows)
+            applied = all_applied(sent, rows)
             conditional = [
                 (operation, row)
                 for operation, row in zip(sent, rows, strict=True)
@@ -193,15 +193,15 @@ async def settled(
         first = first or versions
         # Content alone proves nothing where the caller asked for a condition or a new row: another writer may
         # have written the same. Without a condition it does not matter who wrote it.
-        if landed is Landed.YES and (evidence is Evidence.OURS or (over and free)):
+        if applied is WriteApplied.YES and (evidence is Evidence.OURS or (over and free)):
             return versions
-        landed_as = versions if landed is Landed.YES else landed_as
-        if over or (landed is Landed.YES and not free and evidence is Evidence.ALONE):
+        applied_versions = versions if applied is WriteApplied.YES else applied_versions
+        if over or (applied is WriteApplied.YES and not free and evidence is Evidence.ALONE):
             break  # waiting would show nothing more
         await wait()
         waited = True
-    if free and landed_as is not None:
-        return landed_as  # others have changed it since
+    if free and applied_versions is not None:
+        return applied_versions  # others have changed it since
     # Never resend a value the row may have held already, nor over a row that changed during the wait: the
     # write could take effect twice.
     if versions != first and not unchanged:
@@ -217,7 +217,7 @@ async def settled(
     if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
         raise Again
     inserts = any(operation.verb is Verb.INSERT for operation in requested)
-    if evidence is Evidence.UNTOUCHED and (inserts or landed is not Landed.YES) and not conditional:
+    if evidence is Evidence.UNTOUCHED and (inserts or applied is not WriteApplied.YES) and not conditional:
         raise Again
     raise _unanswered(error)
 

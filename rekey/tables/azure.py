@@ -41,7 +41,7 @@ from rekey.tables.base import (
 )
 from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
-from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
+from rekey.tables.requests import Requester, RetryPolicy, WriteApplied, all_applied
 from rekey.tables.rules import check_batch, check_table_name, too_large
 from rekey.tables.sent import OPERATIONS, RequestKind, Sent
 from rekey.tables.transport import Network, Request, Transport
@@ -343,12 +343,12 @@ class AzureTable(Table):
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except errors.ServiceError as failed:
             raise _left_open(error, failed.code) from None
-        verdict = all_landed(operations, now, by_content=by_content)
-        if verdict is Landed.YES:
+        verdict = all_applied(operations, now, by_content=by_content)
+        if verdict is WriteApplied.YES:
             return [None if row is None else row[ETAG] for row in now]
         if isinstance(error, errors.Unavailable) and not may_be_applied(error):
             raise _left_open(error, error.code)  # this attempt was not applied; an earlier one may have been
-        if verdict is Landed.NO or not outcome.final:
+        if verdict is WriteApplied.NO or not outcome.final:
             raise error
         raise _left_open(error, error.code)
 

@@ -290,7 +290,7 @@ def _open(request: Request, code: str, by: str = "") -> Ambiguous:
 _MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
 
 
-class Landed(Enum):
+class WriteApplied(Enum):
     """Whether an ambiguous write was applied."""
 
     YES = "yes"
@@ -298,18 +298,18 @@ class Landed(Enum):
     UNKNOWN = "open"
 
 
-def landed(operation: Operation, now: Row | None, *, by_content: bool = True) -> Landed:
+def write_applied(operation: Operation, now: Row | None, *, by_content: bool = True) -> WriteApplied:
     """Tell whether a write was applied, by the row that is there now (None: no row). `by_content`: whether a
     row that holds what was written, or is gone after a delete, proves that this write was applied."""
-    claimed = Landed.YES if by_content else Landed.UNKNOWN
+    claimed = WriteApplied.YES if by_content else WriteApplied.UNKNOWN
     if now is None:
         # What an update wrote is gone with the row: it is reported like an update of a missing row.
-        return claimed if operation.verb is Verb.DELETE else Landed.NO
+        return claimed if operation.verb is Verb.DELETE else WriteApplied.NO
     # Every write changes the ETag, so this is proof.
     if operation.etag is not None and etag_of(now) == operation.etag:
-        return Landed.NO
+        return WriteApplied.NO
     if operation.verb is Verb.DELETE:
-        return Landed.UNKNOWN
+        return WriteApplied.UNKNOWN
     written = written_form(operation.row).row
     if operation.verb not in _MERGES:
         holds = canonical_content(written) == canonical_content(now)
@@ -317,16 +317,16 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
         names = property_names(written)
         holds = all(name in now and canonical(written, name) == canonical(now, name) for name in names)
     # Otherwise it may have been applied and overwritten since.
-    return claimed if holds else Landed.UNKNOWN
+    return claimed if holds else WriteApplied.UNKNOWN
 
 
-def all_landed(
+def all_applied(
     operations: Sequence[Operation], now: Sequence[Row | None], *, by_content: bool = True
-) -> Landed:
+) -> WriteApplied:
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
     pairs = zip(operations, now, strict=True)
-    outcomes = [landed(operation, row, by_content=by_content) for operation, row in pairs]
+    outcomes = [write_applied(operation, row, by_content=by_content) for operation, row in pairs]
     # All or nothing.
-    if Landed.NO in outcomes:
-        return Landed.NO
-    return Landed.YES if all(outcome is Landed.YES for outcome in outcomes) else Landed.UNKNOWN
+    if WriteApplied.NO in outcomes:
+        return WriteApplied.NO
+    return WriteApplied.YES if set(outcomes) <= {WriteApplied.YES} else WriteApplied.UNKNOWN

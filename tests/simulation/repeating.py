@@ -21,7 +21,7 @@ from rekey.model import ETAG
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
 from rekey.tables.base import Operation, Table
-from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
+from rekey.tables.requests import Requester, RetryPolicy, WriteApplied, all_applied
 from rekey.tables.transport import NoAnswer, NotSent, Request
 
 ETags = list[str | None]
@@ -101,10 +101,10 @@ class Repeating:
             now = await asyncio.gather(*(table.get(operation.key) for operation in operations))
         except (Busy, EndpointDown) as failed:
             raise _left_open(failed.code) from None
-        verdict = all_landed(operations, now, by_content=True)
-        if verdict is Landed.YES:
+        verdict = all_applied(operations, now, by_content=True)
+        if verdict is WriteApplied.YES:
             return [None if row is None else row[ETAG] for row in now]
-        if verdict is Landed.NO or not outcome.final:
+        if verdict is WriteApplied.NO or not outcome.final:
             raise error
         raise _left_open(error.code)
 

@@ -35,7 +35,7 @@ from rekey.tables.answers import (
 )
 from rekey.tables.base import Operation, Verb
 from rekey.tables.paging import PageSize, read_range
-from rekey.tables.requests import Landed, Requester, landed, retry_after_of
+from rekey.tables.requests import Requester, WriteApplied, retry_after_of, write_applied
 from rekey.tables.rules import written_form
 from rekey.tables.transport import Request
 from rekey.tables.wire import decode_row, entity_path, query_string
@@ -182,7 +182,7 @@ def test_a_row_comes_back_in_the_form_that_is_reckoned_with(fact: Fact) -> None:
     kept = written_form(sent).row
     assert canonical_content(content_of(read)) == canonical_content(kept)
     assert key_of(read) == key_of(kept)
-    assert landed(Operation(Verb.INSERT, sent), read) is Landed.YES
+    assert write_applied(Operation(Verb.INSERT, sent), read) is WriteApplied.YES
     if "path" in fact:
         assert unquote(entity_path("T", key_of(read))) == fact["path"]
     stamp = read[TIMESTAMP]

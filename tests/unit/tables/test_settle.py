@@ -8,9 +8,9 @@ import pytest
 
 from rekey.model import Row
 from rekey.tables.base import Operation, Verb
-from rekey.tables.requests import Landed, all_landed, landed
+from rekey.tables.requests import WriteApplied, all_applied, write_applied
 
-YES, NO, UNKNOWN = Landed.YES, Landed.NO, Landed.UNKNOWN
+YES, NO, UNKNOWN = WriteApplied.YES, WriteApplied.NO, WriteApplied.UNKNOWN
 
 
 def row(**properties: Any) -> Row:
@@ -45,16 +45,16 @@ def there(etag: str = "new", **properties: Any) -> Row:
         (Operation(Verb.DELETE, row(), "*"), None, YES),
     ],
 )
-def test_what_is_there_tells(operation: Operation, now: Row | None, verdict: Landed) -> None:
-    assert landed(operation, now) is verdict
+def test_what_is_there_tells(operation: Operation, now: Row | None, verdict: WriteApplied) -> None:
+    assert write_applied(operation, now) is verdict
 
 
-def test_a_transaction_landed_whole_or_not_at_all() -> None:
+def test_a_transaction_was_applied_whole_or_not_at_all() -> None:
     inserts = [Operation(Verb.INSERT, row(A=1)), Operation(Verb.INSERT, row(A=2))]
-    assert all_landed(inserts, [there(A=1), there(A=2)]) is YES
-    assert all_landed(inserts, [there(A=1), None]) is NO
-    assert all_landed(inserts, [there(A=1), there(A=3)]) is UNKNOWN
-    assert all_landed(inserts, [there(A=9), None]) is NO
+    assert all_applied(inserts, [there(A=1), there(A=2)]) is YES
+    assert all_applied(inserts, [there(A=1), None]) is NO
+    assert all_applied(inserts, [there(A=1), there(A=3)]) is UNKNOWN
+    assert all_applied(inserts, [there(A=9), None]) is NO
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_transaction_landed_whole_or_not_at_all() -> None:
         (Operation(Verb.DELETE, row(), "*"), None, UNKNOWN),
     ],
 )
-def test_content_proves_no_ownership(operation: Operation, now: Row | None, verdict: Landed) -> None:
+def test_content_proves_no_ownership(operation: Operation, now: Row | None, verdict: WriteApplied) -> None:
     """Two that raise a counter from the same number write the same: only one of them was the one. And what
     another one has deleted as well may be deleted again, when it is back."""
-    assert landed(operation, now, by_content=False) is verdict
-    assert all_landed([operation], [now], by_content=False) is verdict
+    assert write_applied(operation, now, by_content=False) is verdict
+    assert all_applied([operation], [now], by_content=False) is verdict
