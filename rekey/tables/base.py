@@ -192,32 +192,32 @@ class Table(Protocol):
 
 
 class TableWrapper(Table):
-    """A table that passes all calls on to another one (`whole`); its subclasses change some of them."""
+    """A table that passes all calls on to another one (`inner`); its subclasses change some of them."""
 
-    def __init__(self, whole: Table) -> None:
-        self.whole = whole
+    def __init__(self, inner: Table) -> None:
+        self.inner = inner
 
     @property
     def name(self) -> str:
-        return self.whole.name
+        return self.inner.name
 
     async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        return await self.whole.at_address(key, select=select)
+        return await self.inner.at_address(key, select=select)
 
     async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        return await self.whole.by_query(key, select=select)
+        return await self.inner.by_query(key, select=select)
 
     def encoded_size(self, operation: Operation) -> int:
-        return self.whole.encoded_size(operation)
+        return self.inner.encoded_size(operation)
 
     def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
-        return self.whole.scan(within, **options)
+        return self.inner.scan(within, **options)
 
     async def write_at_address(self, operation: Operation) -> str:
-        return await self.whole.write_at_address(operation)
+        return await self.inner.write_at_address(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
-        return await self.whole.transact(operations)
+        return await self.inner.transact(operations)
 
 
 class TableService(Protocol):

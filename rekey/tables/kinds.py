@@ -14,15 +14,15 @@ from rekey.tables.base import Page, Table, TableWrapper
 
 
 class TableOfKind(TableWrapper):
-    """The rows of one kind in a table that several kinds share (`whole`)."""
+    """The rows of one kind in a table that several kinds share (`inner`)."""
 
-    def __init__(self, whole: Table, is_of_kind: Callable[[Row], bool]) -> None:
-        super().__init__(whole)
+    def __init__(self, inner: Table, is_of_kind: Callable[[Row], bool]) -> None:
+        super().__init__(inner)
         self._is_of_kind = is_of_kind
 
     async def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
         """Iterate over the rows of the kind; `options` as of `Table.scan`. Pages may be empty."""
-        async with aclosing(self.whole.scan(within, **options)) as pages:  # type: ignore[type-var]
+        async with aclosing(self.inner.scan(within, **options)) as pages:  # type: ignore[type-var]
             async for page in pages:
                 yield replace(page, rows=[row for row in page.rows if self._is_of_kind(row)])
 
@@ -62,4 +62,4 @@ def _begins_otherwise(others: Sequence[tuple[str, str]], row: Row) -> bool:
 
 def whole(table: Table) -> Table:
     """Return a table with the rows of all its kinds."""
-    return table.whole if isinstance(table, TableOfKind) else table
+    return table.inner if isinstance(table, TableOfKind) else table

@@ -39,11 +39,11 @@ Write: TypeAlias = Callable[[Operation], Awaitable[object]]
 class _Apart:
     """The tables of an account, under prefixed names."""
 
-    def __init__(self, whole: TableService, prefix: str) -> None:
-        self.whole, self.prefix = whole, prefix
+    def __init__(self, inner: TableService, prefix: str) -> None:
+        self.inner, self.prefix = inner, prefix
 
     def __getattr__(self, name: str) -> Any:
-        named = getattr(self.whole, name)
+        named = getattr(self.inner, name)
         if name in ("table", "shared", "create_table", "delete_table", "table_exists"):
             return lambda table: named(self.prefix + table)
         return named
