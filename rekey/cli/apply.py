@@ -203,7 +203,7 @@ def apply(
         listed = ", ".join(script.script_id for script in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     if follow and group is not None:
-        then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
+        then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].cli_selector, Phase.CUTOVER)}`"
         raise click.UsageError(f"--follow follows one migration that has no group: {then}")
     if follow:
         _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
@@ -348,7 +348,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
     if waiting:
         reasons = [f"{declared.script_id} waits for `{wait.phase}` of {wait.script_id}" for wait in waiting]
-        first = apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)
+        first = apply_to(waiting[0].cli_selector or waiting[0].script_id, waiting[0].phase)
         raise GateClosed(Phase.PREPARE, reasons, hint=f"`rekey {first}` first")
 
 

@@ -457,8 +457,8 @@ class Declared:
     fault: str = ""
 
     @property
-    def named(self) -> str:
-        """The arguments that name it in commands that move the authority: the script's id, or its group."""
+    def cli_selector(self) -> str:
+        """The arguments that select it in commands that move the authority: the script's id, or its group."""
         return f"--group {self.migration.group}" if self.migration.group else self.script_id
 
     @property

@@ -74,8 +74,8 @@ class Life:
         declared = self.project.declared
         self._script_id, self._migration = declared.script_id, declared.migration
         # The migration, or its group, which has no other member here.
-        self._named = declared.named.split()
-        self._to_complete = apply_to(declared.named, Phase.COMPLETE).split()
+        self._cli_selector = declared.cli_selector.split()
+        self._to_complete = apply_to(declared.cli_selector, Phase.COMPLETE).split()
 
     def live(self) -> None:
         """Go through the whole life, once the rows are loaded. Raises NotAsItMustBe."""
@@ -101,7 +101,7 @@ class Life:
             self.witness.service(source).create_table_if_not_exists(own_name(source))
             self._run("apply", script.script_id)
             self._run("verify", script.script_id, "--mode", "full")
-            self._run(*apply_to(script.named, Phase.COMPLETE).split(), "--writers-stopped")
+            self._run(*apply_to(script.cli_selector, Phase.COMPLETE).split(), "--writers-stopped")
             if script.migration.is_maintained:
                 self._run("verify", script.script_id, "--mode", "full")
                 self._run(*hand_over(script.script_id))
@@ -188,7 +188,7 @@ class Life:
 
     def _cut_over(self) -> None:
         self._say("cutover-refused")
-        cutover = ("apply", *self._named, "--to", "cutover")
+        cutover = ("apply", *self._cli_selector, "--to", "cutover")
         self._run(*cutover, expect=(ExitCode.REFUSED,), why="cutover-refused")
         self._to_cutover()
         self._why("cutover")
@@ -200,7 +200,7 @@ class Life:
         for _ in range(_TARGET_WRITES):
             self.application.write_target()
         text = self.application.summary()
-        self._run("rollback", *self._named, "--writers-stopped", why="rollback")
+        self._run("rollback", *self._cli_selector, "--writers-stopped", why="rollback")
         self._same(f"After the rollback, with {text} made in the target", after_cutover=True)
         self._say("again")
         self._cut_over_again()
@@ -248,7 +248,7 @@ class Life:
     # --- parts of steps ----------------------------------------------------------------------------------
 
     def _to_cutover(self) -> None:
-        self._run("apply", *self._named, "--to", "cutover", "--writers-stopped")
+        self._run("apply", *self._cli_selector, "--to", "cutover", "--writers-stopped")
 
     def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
         """Prove that both sides hold what they must; until cutover target rows of deleted rows may remain."""
@@ -348,7 +348,7 @@ class LifeUnderWrites(Life):
 
     def _to_cutover(self) -> None:
         self.application.begin_counting()
-        self._run_live("apply", *self._named, "--to", "cutover")
+        self._run_live("apply", *self._cli_selector, "--to", "cutover")
         self._waited("the cutover")
 
     def _there_and_back(self) -> None:
@@ -359,7 +359,7 @@ class LifeUnderWrites(Life):
         self._same(f"After {self.application.summary()} in both views", after_cutover=True)
         self.application.begin_counting()
         back = "rollback-under-writes"
-        self._run_live("rollback", *self._named, why=back, write=self.application.write_both)
+        self._run_live("rollback", *self._cli_selector, why=back, write=self.application.write_both)
         self._waited("the rollback")
         self._same("After the rollback, under writes in both views", after_cutover=True)
         self._say("again-under-writes")

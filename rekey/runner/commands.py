@@ -97,7 +97,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         RekeyError: what the phases raise; everything done so far is kept.
     """
     if to in GATED or session.options.follow:
-        _require_alone(session, script_id, apply_to(session.scripts[script_id].named, to or Phase.CUTOVER))
+        selector = session.scripts[script_id].cli_selector
+        _require_alone(session, script_id, apply_to(selector, to or Phase.CUTOVER))
     return _apply(session, [script_id], to, check_rows=check_rows)[0]
 
 
@@ -469,14 +470,14 @@ def _rollback(
     applied = [phase for script_id in script_ids for phase in session.ledger.applied(script_id)]
     if not whole and Phase.CUTOVER in applied:
         stopped = " --writers-stopped" if runs[0].is_delta else ""
-        _require_alone(session, script_ids[0], f"rollback {runs[0].declared.named}{stopped}")
+        _require_alone(session, script_ids[0], f"rollback {runs[0].declared.cli_selector}{stopped}")
     from_cutover = cut_over or Phase.CUTOVER in applied
     goal = to or (ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE)
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
         targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
-        named = runs[0].declared.named if whole else script_ids[0]
-        raise refusal("targets-undecided", script=named, targets=targets)
+        selector = runs[0].declared.cli_selector if whole else script_ids[0]
+        raise refusal("targets-undecided", script=selector, targets=targets)
     for script_id in script_ids:
         session.ledger.require_rollback(script_id, downto)
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}

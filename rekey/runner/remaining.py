@@ -65,7 +65,8 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
 async def require_source(run: Run) -> None:
     """Refuse to drop targets while the source does not exist, without a reason. Raises Refused."""
     if not run.options.reason and not await run.tables.table_exists(run.source.name):
-        raise refusal("source-gone", source=run.source, targets=_targets(run), script=run.declared.named)
+        script = run.declared.cli_selector
+        raise refusal("source-gone", source=run.source, targets=_targets(run), script=script)
 
 
 async def tables_with_rows(run: Run) -> list[str]:
@@ -99,7 +100,7 @@ async def require_droppable(run: Run) -> None:
                 listed=listed + more,
                 target=run.targets[0],
                 source=run.source,
-                script=run.declared.named,
+                script=run.declared.cli_selector,
             )
     run.state.audit("drop-proved", run.script_id, proof)
 
@@ -267,7 +268,7 @@ async def require_rows(run: Run, authority: Table, replica: Table) -> None:
     if await rows_up_to(authority, 1) or await rows_up_to(replica, MANY) != MANY:
         return
     if not run.options.reason:
-        instead = f"rollback {run.declared.named} --to source --drop-targets --reason TEXT"
+        instead = f"rollback {run.declared.cli_selector} --to source --drop-targets --reason TEXT"
         if not run.is_delta:
             instead = f"verify {run.script_id} --mode full --repair --reason TEXT"
         raise refusal("authority-empty", authority=authority, replica=replica, instead=instead)

@@ -241,7 +241,7 @@ def asks_again(run: Run, phase: Phase) -> str:
     if phase not in step:
         return reason("once-fixed", step=f"`rekey apply {run.script_id}`")
     stopped = phase is Phase.CUTOVER and (run.is_delta or run.options.writers_stopped)
-    again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.declared.named)
+    again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.declared.cli_selector)
     return reason("once-fixed", step=again)
 
 

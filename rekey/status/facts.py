@@ -126,12 +126,12 @@ class Indexes:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A script and the phase it must reach before another can begin. `named`: what the command that takes it
-    there is given, its id or its group."""
+    """A script and the phase it must reach before another can begin. `cli_selector`: as of
+    `Declared`, for the command that takes it there."""
 
     script_id: str
     phase: Phase
-    named: str = field(default="", compare=False, metadata=exclude)
+    cli_selector: str = field(default="", compare=False, metadata=exclude)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     if applied_phases(ids, script.script_id):
         return ()
     needed = [
-        Wait(depend, handover(scripts[depend], script), scripts[depend].named)
+        Wait(depend, handover(scripts[depend], script), scripts[depend].cli_selector)
         for depend in sorted(script.depends)
     ]
     return tuple(wait for wait in needed if wait.phase not in applied_phases(ids, wait.script_id))

@@ -399,7 +399,7 @@ def _but(verdict: Verdict, code: str, **values: object) -> Verdict:
 
 
 def _named(facts: Facts, code: str, values: Mapping[str, object]) -> dict[str, object]:
-    script = facts.declared.named if code in _OF_A_GROUP else facts.script_id
+    script = facts.declared.cli_selector if code in _OF_A_GROUP else facts.script_id
     return with_names({**values, "script": script, "source": facts.source, "target": facts.target})
 
 
@@ -534,7 +534,7 @@ def _first_of(rows: Sequence[ClientRow]) -> str:
 def _not_begun(facts: Facts) -> Verdict:
     if facts.state.waits_for:
         first = facts.state.waits_for[0]
-        needed = apply_to(first.named or first.script_id, first.phase)
+        needed = apply_to(first.cli_selector or first.script_id, first.phase)
         return _verdict_of(facts, "not-begun", step="waits-for", needed=needed)
     return _verdict_of(facts, "not-begun", step="begins" if facts.at_work else "")
 

@@ -217,7 +217,7 @@ class MovingWorld(DualWorld):
         gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S, margin_s=OVER_S)
         run = SimpleNamespace(
             script_id=SCRIPT,
-            declared=SimpleNamespace(named=SCRIPT),
+            declared=SimpleNamespace(cli_selector=SCRIPT),
             group=(),
             is_delta=False,
             control=self.store,

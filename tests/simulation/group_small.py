@@ -151,7 +151,7 @@ class GroupWorld(Scenario):
         migration = SimpleNamespace(reverse=True)
         run = SimpleNamespace(
             script_id=script_id, control=self.store(script_id), is_delta=True, options=options, crossed={},
-            tell=tell_nobody, group=(), declared=SimpleNamespace(named=script_id, migration=migration),
+            tell=tell_nobody, group=(), declared=SimpleNamespace(cli_selector=script_id, migration=migration),
             source_time=self.others.server_time, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
             progress=SimpleNamespace(note=lambda *_: None),
         )  # fmt: skip

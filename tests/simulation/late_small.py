@@ -297,7 +297,7 @@ class LateWorld(DeltaWorld):
         )  # fmt: skip
         run = SimpleNamespace(
             script_id=SCRIPT, is_delta=not self.follows,
-            declared=SimpleNamespace(digest=DIGEST, named=SCRIPT, migration=SimpleNamespace(group="")),
+            declared=SimpleNamespace(digest=DIGEST, cli_selector=SCRIPT, migration=SimpleNamespace(group="")),
             tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
             targets=self.targets,
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),

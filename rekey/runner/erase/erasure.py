@@ -117,7 +117,7 @@ async def require_complete(run: Run) -> ControlRow:
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
-        completes = apply_to(run.declared.named, Phase.COMPLETE)
+        completes = apply_to(run.declared.cli_selector, Phase.COMPLETE)
         raise refusal("not-complete", script=run.script_id, completes=completes)
     if now.maintained:
         kept = ", ".join(run.declared.migration.index_labels)

@@ -86,12 +86,12 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
         return []
     expected_s = expected_stop_s(run)
     if expected_s is None:
-        return [reason("downtime-unknown", script=run.declared.named)]
+        return [reason("downtime-unknown", script=run.declared.cli_selector)]
     expected_s += max([await quiet_in_s(member) for member in run.run_group])
     if expected_s <= allowed_s:
         return []
     expected, allowed = duration(expected_s), duration(allowed_s)
-    return [reason("downtime-too-long", script=run.declared.named, expected=expected, allowed=allowed)]
+    return [reason("downtime-too-long", script=run.declared.cli_selector, expected=expected, allowed=allowed)]
 
 
 async def run(run: Run) -> Counters:
@@ -147,7 +147,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
             strays.append(member.ids.short(member.source.name, key_of(row)))
         if strays:
             text = reason("still-writing", number=len(strays), rows=", ".join(strays[:_NAMED]))
-            step = next_step("still-writing", script=member.declared.named, source=member.source.name)
+            step = next_step("still-writing", script=member.declared.cli_selector, source=member.source.name)
             with of_member(member):
                 raise WriterAtWork("cutover", [text], hint=str(step))
     for member, report in zip(runs, reports, strict=False):
@@ -339,7 +339,7 @@ async def undo(run: Run) -> Counters | None:
 
 async def _require_rollback(run: Run) -> None:
     """Raise GateClosed, as `undo` does, before anything is written."""
-    name, phase = run.declared.named, run.declared.migration.shown(Phase.DUAL_WRITE)
+    name, phase = run.declared.cli_selector, run.declared.migration.shown(Phase.DUAL_WRITE)
     if not run.declared.migration.reverse:
         hint = reason("stay", step=next_step("no-way-back", script=name))
         raise GateClosed(phase, [reason("no-way-back")], hint=hint)
@@ -456,7 +456,7 @@ async def _prove_rollback(run: Run) -> None:
         await until_quiet(run)
         report = await verify_full(run)
     if report.findings:
-        step = next_step("go-back-again", script=run.declared.named)
+        step = next_step("go-back-again", script=run.declared.cli_selector)
         raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 

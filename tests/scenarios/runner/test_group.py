@@ -520,7 +520,7 @@ def test_a_rehearsal_of_one_of_many_tables_has_that_one_alone(tmp_path: Path) ->
     account = Account("http://127.0.0.1:1/a", "KEY")
     rehearsed.write(account, account, window_rows=1, entities_per_second=1)
     [alone] = load_scripts(tmp_path / "rehearsed" / "migrations")
-    assert (alone.script_id, alone.named) == ("0001_many-Def", "--group billing")
+    assert (alone.script_id, alone.cli_selector) == ("0001_many-Def", "--group billing")
     assert alone.digest == rehearsed.declared.digest
 
 
