@@ -127,7 +127,7 @@ class Authority(ABC):
         """Tell whether the forward row is unchanged, apart from what this write added to it."""
         return _version(await self.mapping.forward(decided.old_key)) == _version(decided.during.forward)
 
-    def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
+    def derivable_keys(self, source_key: EntityKey) -> frozenset[TargetKey]:
         """Return the target keys that follow from the old key alone; empty where they depend on content."""
         return frozenset(TargetKey(number, *key) for number, key in self.mapper.target_keys(source_key) or ())
 

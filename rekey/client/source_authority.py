@@ -29,10 +29,10 @@ class SourceAuthority(Authority):
             self.expect(draft, operation.row)
         elif operation.verb is Verb.DELETE:
             draft.replicas.expected = {}
-        bare = self.bare(draft.key)
+        derivable = self.derivable_keys(draft.key)
         reads: list[Awaitable[object]] = [
             self.find_forward(draft),
-            self.read(draft, {*draft.expected, *bare}),
+            self.read(draft, {*draft.expected, *derivable}),
             *self.reservations.reserves_early(draft, draft.expected),
         ]
         # Only a row that reserved its keys may be created or moved, so an upsert is sent as an insert or a
@@ -43,11 +43,11 @@ class SourceAuthority(Authority):
             reads.append(self.read_before(draft))
         main = self.main_of(draft)
         if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key
-            main = next((place.key for place in bare if place.table == 0), None)
+            main = next((place.key for place in derivable if place.table == 0), None)
         if main is not None:  # a plain merge may find no row, and must not have claimed a key for it
             reads.append(self.find_owner(draft, main, claims=operation.verb is not Verb.MERGE))
         elif operation.verb is Verb.DELETE:
-            reads.append(self.add_owned(draft.key, bare, draft.replicas.own))
+            reads.append(self.add_owned(draft.key, derivable, draft.replicas.own))
         await side_by_side(reads)
         if operation.verb in MERGES:
             after = row_after(operation, draft.before)
@@ -89,7 +89,7 @@ class SourceAuthority(Authority):
         return {target.key for target in places if target.table == 0}
 
     def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
-        return {*listed, *self.bare(source_key)}
+        return {*listed, *self.derivable_keys(source_key)}
 
     def expect(self, draft: Draft, row: Row) -> None:
         # The service sets a new Timestamp, unknown until the write: propagate writes the rows that copy it.

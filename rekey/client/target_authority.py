@@ -119,7 +119,7 @@ class TargetAuthority(Authority):
     async def _read_secondary(self, draft: Draft, partition: str) -> set[TargetKey]:
         """Read the secondary rows of a key in a partition, before the authority is written; return where they
         are. Raises Unavailable."""
-        places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.rows_before(draft)}
+        places = {*draft.listed, *draft.expected, *self.derivable_keys(draft.old_key), *self.rows_before(draft)}
         beside = self.mapper.co_located - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
         await self.read(draft, places)
@@ -157,7 +157,7 @@ class TargetAuthority(Authority):
         return {known(draft.authority_key), *before}
 
     def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
-        return {source_place(source_key), *index_places(listed | self.bare(source_key))}
+        return {source_place(source_key), *index_places(listed | self.derivable_keys(source_key))}
 
     def expect(self, draft: Draft, row: Row) -> None:
         place = source_place(draft.old_key)
@@ -185,7 +185,7 @@ class TargetAuthority(Authority):
             with suppress(RowRefused):  # an existing source row may be needed: known after the reads
                 expected = self.reverse.expected_of(source_key, row)
                 reads += self.reservations.reserves_early(draft, expected)
-                new = index_places(expected) - self.bare(source_key)
+                new = index_places(expected) - self.derivable_keys(source_key)
                 reads.append(self.read(draft, {place for place in new if place.table in self.mapper.shared}))
         await side_by_side(reads)
         self.expect(draft, row)
@@ -218,11 +218,11 @@ class TargetAuthority(Authority):
     def _reads_for(self, draft: Draft, source_key: EntityKey) -> list[Awaitable[object]]:
         """Return the reads of the mapping and replica rows of an old key."""
         draft.source_key = source_key
-        bare = self.bare(source_key)
+        derivable = self.derivable_keys(source_key)
         return [
             self.find_owner(draft, draft.key, claims=True),
-            self._find_forward(draft, {TargetKey(0, *draft.key), *bare}),
-            self.read(draft, {source_place(source_key), *index_places(bare)}),
+            self._find_forward(draft, {TargetKey(0, *draft.key), *derivable}),
+            self.read(draft, {source_place(source_key), *index_places(derivable)}),
         ]
 
     async def _find_forward(self, draft: Draft, targets: set[TargetKey]) -> None:
