@@ -119,7 +119,12 @@ class TargetAuthority(Authority):
     async def _read_secondary(self, draft: Draft, partition: str) -> set[TargetKey]:
         """Read the secondary rows of a key in a partition, before the authority is written; return where they
         are. Raises Unavailable."""
-        places = {*draft.listed, *draft.expected, *self.derivable_keys(draft.old_key), *self.rows_before(draft)}
+        places = {
+            *draft.listed,
+            *draft.expected,
+            *self.derivable_keys(draft.old_key),
+            *self.rows_before(draft),
+        }
         beside = self.mapper.co_located - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
         await self.read(draft, places)

@@ -126,8 +126,8 @@ class Run:
     builds_on: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
-    # Figures of the last crossing, which the run of another member may have made.
-    crossed: Counters = field(default_factory=dict)
+    # Figures of the last switchover, which the run of another member may have made.
+    switchover: Counters = field(default_factory=dict)
 
     @property
     def script_id(self) -> str:

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Clients have the program's lease, the runner its moves (`cutover.cross`). Of a migration opened
+* Clients have the program's lease, the runner its moves (`cutover.switch_over`). Of a migration opened
   for work only what these ask for is there.
 * When a client looks at the control row, and when it begins an operation, is a choice of the search: a step
   of its own at the gate, which is no call on a table. A client looks a few times and then no more: what the
@@ -205,7 +205,7 @@ class MovingWorld(DualWorld):
                 await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
                 await self._backfill()
             else:
-                await cutover.cross(run, self.start, self.end)
+                await cutover.switch_over(run, self.start, self.end)
         except RekeyError:
             return  # given up: back where it came from
 

@@ -150,7 +150,7 @@ class GroupWorld(Scenario):
         options = Options(writers_stopped=True)
         migration = SimpleNamespace(reverse=True)
         run = SimpleNamespace(
-            script_id=script_id, control=self.store(script_id), is_delta=True, options=options, crossed={},
+            script_id=script_id, control=self.store(script_id), is_delta=True, options=options, switchover={},
             tell=tell_nobody, group=(), declared=SimpleNamespace(cli_selector=script_id, migration=migration),
             source_time=self.others.server_time, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
             progress=SimpleNamespace(note=lambda *_: None),

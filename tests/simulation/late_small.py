@@ -307,7 +307,7 @@ class LateWorld(DeltaWorld):
             checkpointed=lambda **_: None, by_workers=Counter(),
             options=Options(), tell=tell_nobody, share=1.0, source_time=self.sources.server_time,
         )  # fmt: skip
-        run.run_group, run.group, run.crossed = (run,), (), {}
+        run.run_group, run.group, run.switchover = (run,), (), {}
         return cast(Run, run)
 
     # --- what a worker asks of its host --------------------------------------------------------------------

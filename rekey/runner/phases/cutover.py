@@ -98,12 +98,12 @@ async def run(run: Run) -> Counters:
     """Freeze; verify (capture "delta") or drain the journal; move. On failure return to `dual_write`."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        return run.crossed
+        return run.switchover
     for member in run.run_group:
         await until_quiet(member)  # requests of earlier runs take effect before the freeze
     if not run.is_delta:
-        await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
-        return run.crossed
+        await switch_over(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
+        return run.switchover
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await _about_to_freeze(run, ControlPhase.CUTOVER)
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
@@ -115,7 +115,7 @@ async def run(run: Run) -> Counters:
             await run.tell(HookEvent.DIVERGENCE)
         raise
     await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
-    return run.crossed
+    return run.switchover
 
 
 async def _prove_under_freeze(runs: Sequence[Run]) -> None:
@@ -134,7 +134,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
     for member in runs:
         with of_member(member):
             counters, report = await _compare_under_freeze(member)
-        member.crossed = {**counters, "rows_compared": report.source_rows}
+        member.switchover = {**counters, "rows_compared": report.source_rows}
         reports.append(report)
         if report.findings:
             break
@@ -188,9 +188,9 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
 # --- freezes -----------------------------------------------------------------------------------------------
 
 
-async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
+async def switch_over(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     """Move the authority from the side of `start` to the side of `end`, through a freeze; keep the figures in
-    `crossed` of each run. For capture "dual-write".
+    `switchover` of each run. For capture "dual-write".
 
     Args:
         run: the migration.
@@ -218,7 +218,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
             if settled.failed:
                 unsettled = reason("intents-fail", number=settled.failed)
                 raise GateClosed(end, [unsettled], hint=reason("fix-rows", script=member.script_id))
-        member.crossed = {"clients": 0, "intents_settled": settled.settled}
+        member.switchover = {"clients": 0, "intents_settled": settled.settled}
         if end is ControlPhase.CUTOVER:
             checked[member.script_id] = await member.restricted.server_time()
             last = member.state.latest_verification(member.script_id)
@@ -253,8 +253,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     frozen_ms = round(deadline.elapsed_s * 1000)
     for member in runs:
         await wait_for_clients(member, await _as_moved(member, run, after))
-        member.crossed |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
-        member.state.audit("freeze", member.script_id, {"to": end, **member.crossed})
+        member.switchover |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
+        member.state.audit("freeze", member.script_id, {"to": end, **member.switchover})
 
 
 async def _as_moved(run: Run, mover: Run, row: ControlRow) -> ControlRow:
@@ -271,7 +271,7 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
     """
     clients = await wait_for_clients(run, frozen, deadline)
     drained = await drain(run, side, deadline)
-    run.crossed = {"clients": clients, "intents_settled": run.crossed["intents_settled"] + drained}
+    run.switchover = {"clients": clients, "intents_settled": run.switchover["intents_settled"] + drained}
     # No live client: nobody waits meanwhile. None registered at the last verification: its writes had no
     # intents, and the operator confirmed that nothing writes now.
     if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
@@ -320,20 +320,20 @@ async def undo(run: Run) -> Counters | None:
     """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
-        return run.crossed or None
+        return run.switchover or None
     for member in run.run_group:
         with of_member(member):
             await _require_rollback(member)
     if run.is_delta:
         await _copy_back(run, now)
-        return run.crossed
+        return run.switchover
     for member in run.run_group:
         # Before the control row moves: verifications up to now do not open the gate of a later cutover.
         member.state.set_fact(member.script_id, RETURNED_AFTER, str(last_number(member)))
         await member.control.mark_changed()  # nor those in the state file of another machine
-    await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
+    await switch_over(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
     for member in run.run_group:
-        member.crossed = {}
+        member.switchover = {}
     return None
 
 
@@ -394,7 +394,7 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
-    run.crossed = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
+    run.switchover = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
 
     async def settle(what: str, source_key: EntityKey) -> None:
         if await back.propagate(source_key):
