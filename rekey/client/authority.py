@@ -234,7 +234,7 @@ class Authority(ABC):
         leaves = (TARGET, main) in draft.deleted_by_call
         if draft.deleted_by_call and not leaves:
             leaves = (SOURCE, await self.replicas.owner_of(main)) in draft.deleted_by_call
-        draft.pending.moves = draft.pending.moves or leaves
+        draft.pending.takes_over_key = draft.pending.takes_over_key or leaves
         return leaves
 
     def rows_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
@@ -262,7 +262,7 @@ class Authority(ABC):
         """Tell whether the same call deletes the row of the main target key's owner."""
         # The claim stays with the row that is there until both rows are written; propagate passes it on then.
         passes = (SOURCE, draft.mapping.owner) in draft.deleted_by_call
-        draft.pending.moves = draft.pending.moves or passes
+        draft.pending.takes_over_key = draft.pending.takes_over_key or passes
         return passes
 
     def key_taken(self, main: EntityKey) -> RowRefused:

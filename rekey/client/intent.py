@@ -292,7 +292,7 @@ class NewViewFirst(CrossView):
         if draft.before is not None and draft.replicas.read.get(TargetKey(0, *draft.key)) is None:
             if (SOURCE, draft.old_key) not in draft.deleted_by_call:
                 raise self.authority.key_taken(draft.key)
-            draft.pending.moves = True
+            draft.pending.takes_over_key = True
         try:
             desired = inverse(self.authority.mapper, draft.old_key, after, draft.before, cure=_CURE)
         except RowRefused as refused:

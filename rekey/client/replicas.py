@@ -25,16 +25,18 @@ async def follow(flow: Flow) -> None:
     """Write the replicas of all keys, and record the result of each in `flow.followed`. Errors of replicas
     are not raised: the authority has answered, so the intent stays instead."""
     numbers = range(len(flow.decided))
-    moves = any(decided.pending.moves for decided in flow.decided)
+    takes_over = any(decided.pending.takes_over_key for decided in flow.decided)
     # A row that takes over a key goes first: otherwise a reader would miss it there for a moment.
-    last = [number for number in numbers if moves and flow.requests[number].operation.verb is Verb.DELETE]
+    last = [
+        number for number in numbers if takes_over and flow.requests[number].operation.verb is Verb.DELETE
+    ]
     for group in ([number for number in numbers if number not in last], last):
-        await in_turns([partial(_follow, flow, number, moves) for number in group], WIDTH)
+        await in_turns([partial(_follow, flow, number, takes_over) for number in group], WIDTH)
 
 
-async def _follow(flow: Flow, number: int, moves: bool) -> None:
+async def _follow(flow: Flow, number: int, takes_over: bool) -> None:
     decided = flow.decided[number]
-    needs_propagate = moves or decided.during.needs_propagate
+    needs_propagate = takes_over or decided.during.needs_propagate
     if decided.source_key is None:
         # Another client may have claimed the deleted row's key and created it after the owner was read.
         try:
@@ -48,7 +50,7 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
         decided, needs_propagate = replace(decided, source_key=owner), True
     pending = decided.pending
     pending.keep_intent = pending.keep_intent or _met_another(decided)
-    if pending.moves:  # a claim that passes on stays reserved until propagate has passed it on
+    if pending.takes_over_key:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, needs_propagate)
         await _release(flow, decided.write.request, decided, flow.followed[number].state)
     else:

@@ -154,5 +154,5 @@ class Reservations:
                 ]
             )
         )
-        draft.pending.moves = draft.pending.moves or deleted
+        draft.pending.takes_over_key = draft.pending.takes_over_key or deleted
         return deleted

@@ -38,7 +38,7 @@ class Pending:
     # lost.
     reserved_forward: dict[EntityKey, Forward | None] = field(default_factory=dict)
     # The row takes a key from a row that the same call deletes, so propagate writes the call's replicas.
-    moves: bool = False
+    takes_over_key: bool = False
     # Whether a request for it may yet take effect.
     ambiguous: bool = False
     # Retain the intent for a while after completion: the row it deleted had no replica, or the one it created

@@ -216,7 +216,7 @@ class TargetAuthority(Authority):
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
                     if (TARGET, target.key) not in draft.deleted_by_call:
                         raise self.key_taken(draft.key)
-                    draft.pending.moves = True
+                    draft.pending.takes_over_key = True
         await self.claim(draft)
         await self.add_secondary_writes(draft)
 

@@ -202,7 +202,7 @@ class ControlStore:
         self._key = control_key(script_id, group)
         self.script_id, self.group = script_id, group
         # The scripts whose rows a joint move moves: those of the whole group, as known to this command.
-        self.moves = frozenset({script_id})
+        self.group_ids = frozenset({script_id})
 
     async def read(self) -> ControlRow | None:
         """Return the control row as it is now, None when there is none (or no restricted table yet)."""
@@ -262,7 +262,7 @@ class ControlStore:
 
         Raises:
             Refused: not a legal move.
-            Moved: a row is gone, is not in `now`, is not one of `moves`, or changed while it was being moved.
+            Moved: a row is gone, is not in `now`, is not one of `group_ids`, or changed while it was moved.
             Ambiguous, Unavailable: unknown outcome, and reading back did not show the move; run the same
                 command again.
         """
@@ -275,9 +275,9 @@ class ControlStore:
             # A freeze is left for the phase that it came from by all rows that are in it.
             if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
                 rows = [row for row in rows if row.phase is now]
-            # Every other joint move is one of exactly `moves`: another runner may have added a row that
+            # Every other joint move is one of exactly `group_ids`: another runner may have added a row that
             # nothing was verified for.
-            elif strange := sorted(self.moves ^ {row.script_id for row in rows}):
+            elif strange := sorted(self.group_ids ^ {row.script_id for row in rows}):
                 raise Moved(
                     f"the group {self.group} changed since this command began: {', '.join(strange)}",
                     kept="Nothing was changed.",

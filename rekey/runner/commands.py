@@ -173,7 +173,7 @@ def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
 
     if len(runs) > 1:
         for run in runs:
-            run.group, run.still_alone, run.control.moves = runs, all_held, frozenset(script_ids)
+            run.group, run.still_alone, run.control.group_ids = runs, all_held, frozenset(script_ids)
     return runs
 
 

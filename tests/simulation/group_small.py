@@ -63,7 +63,7 @@ class GroupWorld(Scenario):
     def store(self, script_id: str) -> ControlStore:
         """Return the control row of a member."""
         store = ControlStore(self.others, script_id, GROUP)
-        store.moves = frozenset(MEMBERS)
+        store.group_ids = frozenset(MEMBERS)
         return store
 
     def rows(self) -> list[ControlRow]:

@@ -190,7 +190,7 @@ def test_a_freeze_of_a_killed_runner_is_left_by_all(tmp_path: Path, single: str)
     project = grouped(tmp_path)
     apply(project, Phase.RECONCILE)
     frozen = ControlStore(project.restricted, "0001_users", GROUP)
-    frozen.moves = frozenset(project.scripts)
+    frozen.group_ids = frozenset(project.scripts)
     asyncio.run(frozen.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
     assert phases(project) == [ControlPhase.FREEZE] * 3
     with project.session() as session:
