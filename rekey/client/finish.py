@@ -87,7 +87,7 @@ class Finisher:
         needless: list[IntentRef] = []
         for request in flow.requests:
             if flow.sent or request.pending.ambiguous:
-                self._keep(flow, request.pending.intents, still_open=True, decided=False)
+                self._keep(flow, request.pending.intents, ambiguous=True, decided=False)
             else:
                 needless += request.pending.intents
         # From now on these intents announce nothing, even before they are removed.
@@ -111,17 +111,17 @@ class Finisher:
         self._go_on(flow, partial(self._finish, flow, follows))
 
     def keep(
-        self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
+        self, intent: IntentRef, permit: Permit, decides: Side, *, ambiguous: bool, decided: bool
     ) -> None:
         """Record an unsettled key and retry it in the background; beyond `MAX_KEPT` it is only counted.
 
         Args:
             decides: the authority.
-            still_open: whether a request for it may yet take effect.
+            ambiguous: whether a request for it may yet take effect.
             decided: whether the authority has answered.
         """
         self.client.counters.left += 1
-        self._add(Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0))
+        self._add(Leftover(intent, permit, decides, decided, self.client.late_s if ambiguous else 0.0))
 
     def is_kept(self, intent: EntityKey) -> bool:
         """Tell whether this client retries the intent with this id itself."""
@@ -130,19 +130,19 @@ class Finisher:
     async def settle_now(self, intent: IntentRef, permit: Permit, decides: Side) -> None:
         """Settle a key at once and remove its intent; keep it as a leftover if that fails or has to wait.
         `decides`: the authority."""
-        still_open = False
+        ambiguous = False
         try:
             if not self.client.in_flight.is_writing([intent], begun=True):
                 with self.client.in_flight.settles([intent]):
                     done = await self.reverse.settle(decides, intent.side, intent.key)
-                still_open = done.open
-                if not still_open:
+                ambiguous = done.ambiguous
+                if not ambiguous:
                     await self.client.journal.end([intent.id])
                     return
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
-            still_open = may_take_effect(error)
-        self.keep(intent, permit, decides, still_open=still_open, decided=True)
+            ambiguous = may_take_effect(error)
+        self.keep(intent, permit, decides, ambiguous=ambiguous, decided=True)
 
     def _forget(self, left: Leftover) -> None:
         self._kept.pop(left, None)
@@ -207,8 +207,8 @@ class Finisher:
         except BaseException:
             for number in numbers:
                 # In a transaction also keys that are settled: their intents have not been removed yet.
-                pending, still_open = flow.requests[number].pending, not _is_settled(flow, number)
-                self._keep(flow, pending.intents, still_open=still_open, decided=True)
+                pending, ambiguous = flow.requests[number].pending, not _is_settled(flow, number)
+                self._keep(flow, pending.intents, ambiguous=ambiguous, decided=True)
             raise
         done: list[IntentRef] = []
         retained: list[IntentRef] = []
@@ -217,7 +217,7 @@ class Finisher:
             if _is_settled(flow, number):
                 (retained if pending.keep_intent else done).extend(pending.intents)
             else:
-                self._keep(flow, pending.intents, still_open=_is_ambiguous(flow, number), decided=True)
+                self._keep(flow, pending.intents, ambiguous=_is_ambiguous(flow, number), decided=True)
         for intent in retained:  # first: the steps below may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
@@ -237,7 +237,7 @@ class Finisher:
             for intent in intents:
                 self.client.in_flight.decided.pop(intent.id, None)
         except BaseException:
-            self._keep(flow, intents, still_open=False, decided=True)
+            self._keep(flow, intents, ambiguous=False, decided=True)
             raise
 
     async def _remove(self, ids: tuple[EntityKey, ...]) -> None:
@@ -254,9 +254,9 @@ class Finisher:
         finally:
             self._ended.pop(ids, None)
 
-    def _keep(self, flow: Flow, intents: Sequence[IntentRef], *, still_open: bool, decided: bool) -> None:
+    def _keep(self, flow: Flow, intents: Sequence[IntentRef], *, ambiguous: bool, decided: bool) -> None:
         for intent in intents:
-            self.keep(intent, flow.permit, flow.authority.side, still_open=still_open, decided=decided)
+            self.keep(intent, flow.permit, flow.authority.side, ambiguous=ambiguous, decided=decided)
 
     def _go_on(self, flow: Flow, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` in the background, under the operation's permit and until its deadline."""
@@ -317,7 +317,7 @@ class Finisher:
                     await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
-                    if done.open:
+                    if done.ambiguous:
                         left.in_flight_s = self.client.late_s
                     if not left.in_flight_s:
                         await self.client.journal.end([intent.id])

@@ -241,7 +241,7 @@ class CrossView(Flow):
                 draft.pending.ambiguous = True
                 raise
             self.client.counters.propagated += 1
-            draft.pending.ambiguous = draft.pending.ambiguous or done.open
+            draft.pending.ambiguous = draft.pending.ambiguous or done.ambiguous
             # The caller's ETag was of a row that propagate may just have replaced.
             if is_conditional(draft.operation):
                 raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")

@@ -161,7 +161,7 @@ async def propagate(flow: Flow, decided: Decided) -> Followed:
     """Make the replicas of a key equal what the authority says now."""
     done = await flow.authority.replicas.propagate(decided.old_key)
     flow.client.counters.propagated += 1
-    decided.pending.ambiguous = decided.pending.ambiguous or done.open
+    decided.pending.ambiguous = decided.pending.ambiguous or done.ambiguous
     return Followed(decided, State.UNSETTLED if decided.pending.ambiguous else State.SETTLED)
 
 

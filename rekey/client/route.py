@@ -141,7 +141,7 @@ class Writer:
                     if decides is not None:  # in a freeze the runner or the next epoch's sweep settles them
                         for intent_id, key in zip(ids, keys, strict=True):
                             intent = IntentRef(intent_id, side, key)
-                            self.finisher.keep(intent, now, decides, still_open=True, decided=True)
+                            self.finisher.keep(intent, now, decides, ambiguous=True, decided=True)
         except Exception:  # noqa: BLE001 - after any error the outcome is unknown
             raise took_too_long(self.client.table.name, sent=True) from None
         if now.epoch != permit.epoch:
@@ -172,8 +172,8 @@ class Writer:
             etags = await send_alone(table, operations, client.wait_out)
         except BaseException as error:
             for intent in intents:
-                is_open = may_take_effect(error)
-                self.finisher.keep(intent, permit, TARGET, still_open=is_open, decided=not is_open)
+                ambiguous = may_take_effect(error)
+                self.finisher.keep(intent, permit, TARGET, ambiguous=ambiguous, decided=not ambiguous)
             raise
         await in_turns(
             [partial(self.finisher.settle_now, intent, permit, TARGET) for intent in intents], WIDTH

@@ -168,7 +168,7 @@ class TakeOver:
                         return 0
                     done = await self.finisher.reverse.settle(decides, intents[0].side, intents[0].key)
                     client.counters.propagated += 1
-                    if done.open:
+                    if done.ambiguous:
                         return 0
                     for intent, etag in claimed:
                         if intent.client_id == client.client_id:

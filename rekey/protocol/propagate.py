@@ -37,14 +37,14 @@ MAX_ROUNDS = 100
 class Propagated:
     """The result of one propagate: how many replica rows were inserted, replaced and deleted.
 
-    `open`: a write has an unknown outcome. The replicas are as they should be now, but a request in flight
-    may change them: propagate again once it cannot take effect any more.
+    `ambiguous`: a write has an unknown outcome. The replicas are as they should be now, but a request in
+    flight may change them: propagate again once it cannot take effect any more.
     """
 
     inserted: int = 0
     replaced: int = 0
     deleted: int = 0
-    open: bool = False
+    ambiguous: bool = False
 
     @property
     def changed(self) -> bool:
@@ -70,7 +70,7 @@ class Tally:
 
     def __init__(self, source_key: EntityKey, announce: Announce | None) -> None:
         self.counts = dict.fromkeys((Verb.INSERT, Verb.REPLACE, Verb.DELETE), 0)
-        self.open = False
+        self.ambiguous = False
         self._source_key, self._announce = source_key, announce
         self._announced: Announced | None = None
 
@@ -86,15 +86,15 @@ class Tally:
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
         self.counts[operation.verb] += bool(outcome)
-        self.open = self.open or outcome is Outcome.UNKNOWN
+        self.ambiguous = self.ambiguous or outcome is Outcome.UNKNOWN
 
     async def result(self) -> Propagated:
         """End the announcement and return what was done."""
         # With an unknown outcome the announcement stays: the key is found again in the journal.
-        if self._announced is not None and not self.open:
+        if self._announced is not None and not self.ambiguous:
             await self._announced.end()
         counts = self.counts
-        return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.open)
+        return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.ambiguous)
 
 
 def needs_another_round(writes: Sequence[Operation]) -> bool:
@@ -255,7 +255,7 @@ class Propagator:
             with while_also(tally.check):
                 return all(await in_turns([partial(apply, group) for group in groups], self.width))
         except ServiceError as error:
-            if not tally.open:
+            if not tally.ambiguous:
                 raise
             # Even if this write certainly failed, another one's outcome is unknown, and the caller must know.
             raise Ambiguous("the outcome of a write to a replica is unknown", code=error.code) from error

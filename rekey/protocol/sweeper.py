@@ -150,7 +150,7 @@ class Sweeper:
                     return
                 await hopeless(error)
             else:
-                if propagated.open:
+                if propagated.ambiguous:
                     swept.leave(intents)
                     return
             for intent in intents:

@@ -114,7 +114,7 @@ class _Failed:
     # The error to report if no other attempt follows.
     error: ServiceError
     # It may have been applied; otherwise nothing was done.
-    open: bool
+    ambiguous: bool
     # What the service asked to wait, in seconds.
     retry_after: float | None = None
     # It could not connect, and the endpoint has never answered.
@@ -201,9 +201,9 @@ class Requester:
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=True) if ambiguous else tried
-            if not tried.open:
+            if not tried.ambiguous:
                 allowance.refused()
-            ambiguous, error = ambiguous or tried.open, tried.error
+            ambiguous, error = ambiguous or tried.ambiguous, tried.error
             failures += 1
             attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
             # for `silence`
@@ -227,7 +227,7 @@ class Requester:
                 extra={"event": "request-retried"},
             )
             await self.clock.sleep(wait)
-            if not tried.open:
+            if not tried.ambiguous:
                 await allowance.again()
 
     def note_open(self, request: Request) -> None:
@@ -256,14 +256,14 @@ class Requester:
                 hint="check the endpoint in rekey.toml, the network and the proxy settings; an Azurite on"
                 " this machine is started by `rekey azurite`",
             )
-            return _Failed(down, open=False, only_connect=not self.known.ever_answered)
+            return _Failed(down, ambiguous=False, only_connect=not self.known.ever_answered)
         except (NoAnswer, ValueError) as failed:
             if isinstance(failed, NoAnswer):
                 self.known.failures += 1
                 unanswered = _open(request, str(failed), f" by {failed.endpoint}")
             else:
                 unanswered = _open(request, "MalformedAnswer")
-            return _Failed(unanswered, open=True, retry_after=retry_after_of(headers))
+            return _Failed(unanswered, ambiguous=True, retry_after=retry_after_of(headers))
 
     async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""

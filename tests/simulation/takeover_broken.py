@@ -36,7 +36,7 @@ def open_is_settled() -> Any:
     """Mark what was settled although a request for it may still take effect."""
 
     async def settle(self: ReversePropagator, *given: Any) -> Propagated:
-        return replace(await _settle(self, *given), open=False)
+        return replace(await _settle(self, *given), ambiguous=False)
 
     return mock.patch.object(ReversePropagator, "settle", settle)
 
