@@ -19,7 +19,7 @@ from rekey.proxy.tls import certificate_for
 from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
 
-_LOOK_S, _AGAIN_S = 0.2, 1.0
+_POLL_S, _AGAIN_S = 0.2, 1.0
 # Environment variable by which a child knows which one it is.
 _NUMBER = "REKEY_PROXY_NUMBER"
 
@@ -93,7 +93,7 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
                         env={**os.environ, _NUMBER: str(number)},
                     )
                     del again[number]
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             for number, child in list(children.items()):
                 if child.poll() is None:
                     continue

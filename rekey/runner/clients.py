@@ -40,7 +40,7 @@ _NAMED = 10
 # Client id of the runner's own intents. The ids of clients are hexadecimal.
 RUNNER = "runner"
 SWEEP_EVERY_S = 5.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # An intent older than this does not belong to a write in normal progress.
 FRESH_S = 5.0
 
@@ -259,7 +259,7 @@ async def until_quiet(run: Run) -> None:
             await term.wait(margin_s, run.clock, run.check)
         while (left := open_s(run)) > 0:
             run.check()
-            await run.clock.sleep(min(_LOOK_S, left))
+            await run.clock.sleep(min(_POLL_S, left))
 
 
 async def quiet_in_s(run: Run) -> float:

@@ -30,7 +30,7 @@ from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Follower:
         try:
             while (call := await self._called()) is None and not any(task.done() for task in tasks):
                 run.check()
-                await run.clock.sleep(_LOOK_S)
+                await run.clock.sleep(_POLL_S)
             over.set()
             # Ends pass and comparison at their next page, so that no request is left unanswered that the
             # cutover would wait for. If the gate refuses, the comparison goes on from its stored digests.

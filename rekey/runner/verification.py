@@ -48,7 +48,7 @@ from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, n
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Fact: the service's time before the last repairing comparison read its first row.
 COMPARING_SINCE = "comparing_since"
 
@@ -120,7 +120,7 @@ def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[N
         own = due
         while run.share < 1 and (left := own - run.clock.monotonic()) > 0:
             run.check()
-            await run.clock.sleep(min(left, _LOOK_S))
+            await run.clock.sleep(min(left, _POLL_S))
         await throttle.arrived_from(table, rows, partition)
 
     return take

@@ -236,7 +236,7 @@ def at_work() -> Iterator[None]:
         for replaced in (
             patch(delta, "_POLL_SECONDS", 1.0),
             patch(term, "_POLL_S", ALL_S),
-            patch(clients, "_LOOK_S", ALL_S),
+            patch(clients, "_POLL_S", ALL_S),
             patch(control, "secrets", SimpleNamespace(token_hex=_token_hex)),
             patch(digest, "BUCKET_MASK", few - 1),
             patch(bucket_digests, "BUCKETS", few),

@@ -66,7 +66,7 @@ LIMITS = Limits(concurrency=1, scans=1)
 SLICE_S = 2.0
 LONGEST_S = 30.0
 """The longest request, and the margin for it."""
-LOOK_S = 25.0
+POLL_S = 25.0
 """Longer than the runner waits for an answer: it looks once, and gives the task up."""
 ALL_S = 1e9
 """Whoever waits for a moment looks when it has come."""
@@ -368,9 +368,9 @@ def at_work() -> Iterator[None]:
         for replaced in (
             patch(sweep, "DigestParts", DigestsInMemory),
             patch(workers, "Driver", drives),
-            patch(driver, "_POLL_S", LOOK_S),
+            patch(driver, "_POLL_S", POLL_S),
             patch(term, "_POLL_S", ALL_S),
-            patch(clients, "_LOOK_S", ALL_S),
+            patch(clients, "_POLL_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(copying, "monotonic_seconds", monotonic),
