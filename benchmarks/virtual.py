@@ -78,7 +78,7 @@ class VirtualClock:
 class StubTransport:
     """Asks a stub of this process; an answer takes `latency` seconds. In the place of a `Transport`."""
 
-    late_s = 0.0
+    signature_valid_s = 0.0
 
     def __init__(self, stub: Stub, latency: float) -> None:
         self._stub, self._latency, self._clock = stub, latency, VirtualClock()

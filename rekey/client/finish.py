@@ -121,7 +121,8 @@ class Finisher:
             decided: whether the authority has answered.
         """
         self.client.counters.left += 1
-        self._add(Leftover(intent, permit, decides, decided, self.client.late_s if ambiguous else 0.0))
+        in_flight_s = self.client.max_in_flight_s if ambiguous else 0.0
+        self._add(Leftover(intent, permit, decides, decided, in_flight_s))
 
     def is_kept(self, intent: EntityKey) -> bool:
         """Tell whether this client retries the intent with this id itself."""
@@ -318,14 +319,14 @@ class Finisher:
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.ambiguous:
-                        left.in_flight_s = self.client.late_s
+                        left.in_flight_s = self.client.max_in_flight_s
                     if not left.in_flight_s:
                         await self.client.journal.end([intent.id])
                         self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
             if may_take_effect(error):
-                left.in_flight_s = self.client.late_s
+                left.in_flight_s = self.client.max_in_flight_s
         finally:
             left.trying = False
 

@@ -128,7 +128,7 @@ class ClientLease:
     counters: Callable[[], Mapping[str, int]] = dict
     left: Callable[[], int] = int
     # For how many seconds the service accepts a request after the client signed it.
-    late_s: Callable[[], float] = lambda: SIGNED_S
+    signature_valid_s: Callable[[], float] = lambda: SIGNED_S
     # Lower case hexadecimal, of this lease alone.
     client_id: str = field(default_factory=lambda: secrets.token_hex(8))
     monotonic: Callable[[], float] = monotonic_seconds
@@ -419,7 +419,7 @@ class ClientLease:
             counters=dict(self.counters()),
             run_id=self._acknowledged.run_id,
             refuses=self._reading.refuses,
-            late_s=self.late_s(),
+            signature_valid_s=self.signature_valid_s(),
         )
 
     async def _acknowledge_in_background(self) -> None:

@@ -18,7 +18,7 @@ from rekey.protocol.rules import View
 from rekey.tables.base import Table
 
 LONGEST_OPERATION_S = 30.0
-LATE_S = 7.0
+MAX_IN_FLIGHT_S = 7.0
 # The code of a write that failed because of other writes of the same row; it may be repeated.
 ROW_TOO_BUSY = "RowTooBusy"
 # Most keys of a transaction whose replicas are written at the same time.
@@ -76,7 +76,7 @@ class ClientParts:
     # After how many seconds an operation ends, successful or not.
     longest_operation_s: float = LONGEST_OPERATION_S
     # For how many seconds an unanswered request may take effect after that is known.
-    late_s: float = LATE_S
+    max_in_flight_s: float = MAX_IN_FLIGHT_S
     # Waits, among others between two attempts at a leftover.
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
@@ -86,7 +86,7 @@ class ClientParts:
 
     async def wait_out(self) -> None:
         """Wait until no unanswered request sent so far can still take effect."""
-        await self.sleep(self.late_s)
+        await self.sleep(self.max_in_flight_s)
 
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""

@@ -73,7 +73,7 @@ class LeaseSettings:
         return int(min(_MOST_SERVICE_S, max(1.0, self.longest_operation_s / _SERVICE_SHARE)))
 
     @property
-    def late_s(self) -> float:
+    def max_in_flight_s(self) -> float:
         """For how long a request may take effect after it is known that no answer comes."""
         return self.service_s + ON_THE_WAY_S
 

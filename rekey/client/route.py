@@ -57,7 +57,7 @@ class Writer:
         reverse = ReversePropagator(client.propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
-        takes_effect_s = client.longest_operation_s + client.late_s
+        takes_effect_s = client.longest_operation_s + client.max_in_flight_s
         self._source = SourceAuthority(client.propagator, takes_effect_s)
         self._target = TargetAuthority(reverse, takes_effect_s)
 

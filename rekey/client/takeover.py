@@ -48,17 +48,17 @@ def settled_within_s(settings: LeaseSettings, *, killed: int = 1) -> float:
     """Return within how many seconds after a kill a live client begins to settle the killed one's intents,
     while the services answer. `settings`: of all clients. `killed`: how many were killed: the first one, and
     others that had just claimed what it left."""
-    # The last beat of the killed client may have landed `late_s` after the kill.
-    dead = settings.late_s + settings.lease_s + settings.longest_operation_s + SAFETY_S
+    # The last beat of the killed client may have taken effect `max_in_flight_s` after the kill.
+    dead = settings.max_in_flight_s + settings.lease_s + settings.longest_operation_s + SAFETY_S
     interval = _MOST_PAUSE * SWEEP_EVERY_S + _MOST_PAUSE * settings.poll_s
     # Killed clients that still look live each take a turn that nobody uses.
     turns = TURN_S * killed * (killed - 1) / 2
-    return dead + killed * interval + turns + (killed - 1) * _claim_s(ATTEMPT_S, settings.late_s)
+    return dead + killed * interval + turns + (killed - 1) * _claim_s(ATTEMPT_S, settings.max_in_flight_s)
 
 
-def _claim_s(attempt_s: float, late_s: float) -> float:
+def _claim_s(attempt_s: float, max_in_flight_s: float) -> float:
     """Return for how many seconds a claim holds: until the attempt's last request has taken effect."""
-    return attempt_s + late_s + SAFETY_S
+    return attempt_s + max_in_flight_s + SAFETY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class TakeOver:
             self._skipped[refs[0].id] += 1
             return 0
         attempt_s = min(ATTEMPT_S, client.longest_operation_s)
-        open_s = _claim_s(attempt_s, client.late_s)
+        open_s = _claim_s(attempt_s, client.max_in_flight_s)
         now = replace(now, sends_until=now.sends_until - client.longest_operation_s + attempt_s)
         try:
             with (

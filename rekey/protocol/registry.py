@@ -69,7 +69,7 @@ class ClientRow:
     # The code of the reason that keeps it from dual writes, "" when there is none.
     refuses: str = field(default="", metadata=column("Refuses"))
     # Seconds after which the service refuses what the client has signed.
-    late_s: float = field(default=SIGNED_S, metadata=column("LateMs", SECONDS, may_be_absent=True))
+    signature_valid_s: float = field(default=SIGNED_S, metadata=column("LateMs", SECONDS, may_be_absent=True))
     etag: str = ""
 
 
@@ -98,7 +98,7 @@ def refused_at(row: ClientRow) -> int:
     again, in ticks of the service's clock."""
     # A process suspended between checking its lease and sending may send when it resumes: until then the
     # intents of a client that did not end in order are kept.
-    return over_at(row) + _ticks(row.late_s)
+    return over_at(row) + _ticks(row.signature_valid_s)
 
 
 def is_over(row: ClientRow, now: int) -> bool:

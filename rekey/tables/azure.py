@@ -106,8 +106,8 @@ class AzureTableService:
         return self._requester.known.last_open
 
     @property
-    def late_s(self) -> float:
-        return self._transport.late_s
+    def signature_valid_s(self) -> float:
+        return self._transport.signature_valid_s
 
     @property
     def sent(self) -> Sent:

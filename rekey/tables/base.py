@@ -230,7 +230,7 @@ class TableService(Protocol):
         for as long after that as a request can be in flight."""
 
     @property
-    def late_s(self) -> float:
+    def signature_valid_s(self) -> float:
         """Seconds for which the service accepts a request that is signed now."""
 
     @property
@@ -299,8 +299,8 @@ class TwoAccounts(TableService):
         return max(opened, default=None)
 
     @property
-    def late_s(self) -> float:
-        return max(self.tables.late_s, self.targets.late_s)
+    def signature_valid_s(self) -> float:
+        return max(self.tables.signature_valid_s, self.targets.signature_valid_s)
 
     @property
     def sent(self) -> Sent:

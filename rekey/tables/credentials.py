@@ -127,7 +127,7 @@ class Signer:
         return await exchange(address, headers)
 
     @property
-    def accepted_s(self) -> float:
+    def signature_valid_s(self) -> float:
         """Seconds for which the service accepts a request that is signed now."""
         if isinstance(self._credential, SharedKey) or hasattr(self._credential, "named_key"):
             return SIGNED_S

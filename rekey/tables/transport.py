@@ -201,8 +201,8 @@ class Transport:
         return any(sending.begun for sending in self._sendings)
 
     @property
-    def late_s(self) -> float:
-        return self._signer.accepted_s
+    def signature_valid_s(self) -> float:
+        return self._signer.signature_valid_s
 
     async def close(self) -> None:
         self._closed = True

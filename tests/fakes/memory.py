@@ -235,7 +235,7 @@ class MemoryTableService:
         """When an attempt to write was last left without an answer, in monotonic seconds of the clock."""
 
     @property
-    def late_s(self) -> float:
+    def signature_valid_s(self) -> float:
         """For how long what was signed is accepted: as with a shared key."""
         return SIGNED_S
 

@@ -25,7 +25,7 @@ from math import inf
 from typing import Any
 
 from rekey.client.lease import Permit
-from rekey.client.parts import LATE_S, ClientParts, Counters
+from rekey.client.parts import MAX_IN_FLIGHT_S, ClientParts, Counters
 from rekey.client.route import Writer
 from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
@@ -100,7 +100,7 @@ class FixedPermits:
 class DualWorld(SmallWorld):
     """Clients that write dual, beside a backfill or a sweeper if so wished."""
 
-    longest = LATE_S
+    longest = MAX_IN_FLIGHT_S
     learns = True
     punctual = frozenset({"backfill"})
     unseen = frozenset({JOURNAL_TABLE})

@@ -139,7 +139,7 @@ def by_many(stage: TakeoverStage, clients: int, after_s: float) -> None:
         for _ in range(clients):
             stage.reader()
         stage.abandon(View.OLD, rows=20)
-        stage.pass_(stage.settings.late_s)  # a last beat may have landed late
+        stage.pass_(stage.settings.max_in_flight_s)  # a last beat may have landed late
         looks_at = stage.due_at() + after_s
         _settled_in_turn(stage, 1 + int(after_s // takeover.TURN_S))
 
@@ -190,7 +190,8 @@ def late_insert_of_a_claimer(stage: TakeoverStage) -> None:
     clients = stage.in_order(writer, *(stage.reader() for _ in range(2)))
     [row] = stage.abandon(View.OLD)
     first = clients[0]
-    first.process.request_s = 2 * stage.settings.late_s  # as if it had been sent at the end of the attempt
+    # As if it had been sent at the end of the attempt.
+    first.process.request_s = 2 * stage.settings.max_in_flight_s
     stage.fate(first.process.name, "insert", stage.main, lands_s=5.9, then=partial(stage.kill, first.process))
     _delete_once_settled(stage, row, clients[-1])
 
@@ -200,7 +201,7 @@ def lost_insert_of_a_live_one(stage: TakeoverStage) -> None:
     writer = stage.opened_client(View.OLD)
     stage.apply()
     [row] = stage.abandon(View.OLD)
-    writer.process.request_s = stage.settings.late_s
+    writer.process.request_s = stage.settings.max_in_flight_s
     stage.fate(writer.process.name, "insert", stage.main, lands_s=2.9)
     _delete_once_settled(stage, row, writer)
 

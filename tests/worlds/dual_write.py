@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
-from rekey.client.parts import LATE_S, Acknowledge, ClientParts, Counters
+from rekey.client.parts import MAX_IN_FLIGHT_S, Acknowledge, ClientParts, Counters
 from rekey.client.route import Writer
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -122,7 +122,7 @@ class DualWorld(World):
         pauses = sleep or self.service.clock.sleep
 
         async def waits(seconds: float) -> object:
-            return await (self.service.clock.sleep if seconds == LATE_S else pauses)(seconds)
+            return await (self.service.clock.sleep if seconds == MAX_IN_FLIGHT_S else pauses)(seconds)
 
         made = Writer(
             ClientParts(

@@ -102,7 +102,9 @@ class ClientCore:
                 settle=self._settle,
                 counters=partial(asdict, self.counters),
                 left=lambda: 0 if self._working is None else self._working.writer.left,
-                late_s=lambda: max(accounts.tables.late_s, accounts.restricted.late_s),
+                signature_valid_s=lambda: max(
+                    accounts.tables.signature_valid_s, accounts.restricted.signature_valid_s
+                ),
             )
             await lease.start()
             try:
@@ -205,7 +207,8 @@ class ClientCore:
                     if writer is not None:
                         etags = await writer.write_index(table, operations, permit)
                     else:
-                        etags = await send_alone(table, operations, partial(asyncio.sleep, settings.late_s))
+                        wait = partial(asyncio.sleep, settings.max_in_flight_s)
+                        etags = await send_alone(table, operations, wait)
             self.counters.writes += len(operations)
             if not self.options.is_index and not lease.in_time(permit):
                 try:
@@ -298,7 +301,7 @@ class ClientCore:
                 counters=self.counters,
                 acknowledge=options.acknowledge,
                 longest_operation_s=options.settings.sending_s,
-                late_s=options.settings.late_s,
+                max_in_flight_s=options.settings.max_in_flight_s,
             )
             shadow = Shadow(client, options.shadow_reads, options.shadow_seed)
             writer = Writer(client)

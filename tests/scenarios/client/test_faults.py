@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from rekey.client.parts import LATE_S
+from rekey.client.parts import MAX_IN_FLIGHT_S
 from rekey.client.source_authority import SourceAuthority
 from rekey.errors import (
     Ambiguous,
@@ -446,7 +446,7 @@ async def test_a_delayed_request_is_awaited_before_a_resend(memory: MemoryTableS
     writer = world.writer()
     writer.client.sleep = lands_meanwhile
     await writer.write([replace(user(ANN.row, Age=2))])
-    assert waited == [LATE_S]
+    assert waited == [MAX_IN_FLIGHT_S]
     await writer.settle()
     await world.assert_quiet()
 

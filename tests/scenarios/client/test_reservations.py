@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.client.parts import LATE_S
+from rekey.client.parts import MAX_IN_FLIGHT_S
 from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE, Reservation
 from rekey.mapping.store import MARGIN_S
@@ -36,7 +36,7 @@ from tests.worlds.small import POSTS, post
 HELLO = EntityKey("blog", "hello")
 JANUARY = EntityKey("2024-01", "hello")
 LONGEST_S = 30.0
-RESERVED_S = LONGEST_S + LATE_S
+RESERVED_S = LONGEST_S + MAX_IN_FLIGHT_S
 
 
 async def after_cutover(memory: MemoryTableService, *rows: Row) -> DualWorld:

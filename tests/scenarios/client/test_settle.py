@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rekey.client.parts import LATE_S
+from rekey.client.parts import MAX_IN_FLIGHT_S
 from rekey.errors import RowExists, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
@@ -173,7 +173,7 @@ async def test_a_freeze_awaits_an_unknown_outcome_for_a_bounded_time(memory: Mem
 
     async def waits(seconds: float) -> None:
         waited.append(seconds)
-        if seconds != LATE_S:
+        if seconds != MAX_IN_FLIGHT_S:
             await asyncio.Event().wait()
 
     writer.client.sleep = waits
@@ -185,7 +185,7 @@ async def test_a_freeze_awaits_an_unknown_outcome_for_a_bounded_time(memory: Mem
     assert (world.intents, writer.left) == (1, 1), "the lost insert may yet land"
     world.permits.move(ControlPhase.FREEZE)
     await writer.settle()
-    assert waited[-1] == LATE_S
+    assert waited[-1] == MAX_IN_FLIGHT_S
     assert world.intents == 0
     await world.assert_quiet()
 

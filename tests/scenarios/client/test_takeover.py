@@ -120,7 +120,7 @@ async def test_a_claim_holds_until_nothing_of_its_client_can_take_effect() -> No
     takes.cancel()
     await asyncio.wait([takes])
     memory.gate = open_gate
-    held_s = ATTEMPT_S + next_one.client.late_s + SAFETY_S
+    held_s = ATTEMPT_S + next_one.client.max_in_flight_s + SAFETY_S
     dead = client_row("dead", memory.clock.ticks() - 100 * TICKS_PER_SECOND)
     assert await take_over(world, next_one, company(memory, held_s - 0.1, dead)) == Sweep()
     assert await take_over(world, next_one, company(memory, held_s + 0.1, dead)) == Sweep(1)

@@ -143,13 +143,13 @@ async def test_a_token_is_kept_and_asked_for_again_when_the_service_demands_clai
         return answers[len(seen) - 1]
 
     signer = Signer(Identity())
-    assert signer.accepted_s == 24 * 3600
+    assert signer.signature_valid_s == 24 * 3600
     for _ in range(2):
         answer = await signer.send("GET", "https://account.table.core.windows.net/T()", {}, exchange)
         assert answer.status == 200
     assert seen == ["Bearer token1", "Bearer token1", "Bearer token2"]
     assert asked == [None, '{"nbf": 1}']
-    assert 3500 < signer.accepted_s <= 3600
+    assert 3500 < signer.signature_valid_s <= 3600
 
 
 def configured(account: Account) -> Credential:
