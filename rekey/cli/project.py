@@ -105,7 +105,7 @@ class Project:
         """Return the scripts of a group, in the order in which they are applied.
 
         Raises:
-            click.UsageError: there is no such group, or a script was `given` as well.
+            click.UsageError: there is no such group, or something of `instead` was given as well.
             DeclarationError: a script cannot be used: it may be of the group.
         """
         self._refuse_any_broken()

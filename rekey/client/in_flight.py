@@ -62,8 +62,10 @@ class InFlight:
             await asyncio.wait(running)
 
     def is_writing(self, intents: Iterable[IntentRef], *, begun: bool = False) -> bool:
-        """Tell whether exactly one other write of a key is in flight (`begun`: even before its intent)."""
-        # Its replicas are left to that write, which judges by them if its answer is lost. Concurrent writes
-        # of one key judge nothing by them anyway.
+        """Tell whether a key of `intents` is written by exactly one call of this client that is in flight.
+        The call that wrote the intents is not counted: it has ended. `begun`: count calls also before their
+        own intents are durable."""
+        # The replicas are left to the call in flight, which judges by them if its answer is lost. Concurrent
+        # writes of one key judge nothing by them anyway.
         counted = self.begun if begun else self.writing
         return any(counted[intent.side, intent.key] == 1 for intent in intents)

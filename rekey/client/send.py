@@ -159,7 +159,7 @@ async def settled(
     """Return the ETags of an unanswered write, if it turns out to be applied.
 
     Args:
-        given: the operations as the caller gave them.
+        requested: the operations as the caller gave them.
         sent: the operations as sent, one by itself or several as one transaction.
         wait: waits until no attempt is in flight any more.
         witness: collects evidence whose write it was.

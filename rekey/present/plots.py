@@ -58,7 +58,7 @@ class Series(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One lane of a heat map: its amounts over time; `sums`: it is the sum of lanes not shown."""
+    """One lane of a heat map: its amounts over time; `is_total`: it is the sum of lanes not shown."""
 
     name: str
     values: Sequence[int]

@@ -59,7 +59,7 @@ def written(value: Any) -> Row:
 
 
 def read(of: type, row: Row) -> dict[str, Any]:
-    """Return the fields of the dataclass `kind` that a row holds, by name. Raises KeyError, ValueError,
+    """Return the fields of the dataclass `of` that a row holds, by name. Raises KeyError, ValueError,
     TypeError, AttributeError for an absent or invalid column."""
     return {
         name: metadata["kind"].read(row[metadata["column"]])

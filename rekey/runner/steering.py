@@ -53,7 +53,7 @@ class Steering:
         return not self.paused and self.entities_per_second is self.partition_entities_per_second is None
 
     def over(self, configured: Rates) -> Rates:
-        """Return the rates in force when `given` are the configured ones."""
+        """Return the rates in force over `configured` ones."""
         return replace(
             configured,
             account=self.entities_per_second or configured.account,

@@ -166,6 +166,9 @@ LAYERS: tuple[set[str], ...] = (
 A package imports only packages of layers below its own, so that it can be read, tested and replaced without
 those above, and nothing imports in a circle."""
 
+ARGS = re.compile(r"^Args:\n((?:(?: {4}.*)?\n)*)", re.MULTILINE)
+"""The section of a docstring that describes parameters."""
+
 MOST_PACKAGES, MOST_ARROWS = 30, 200
 """Of `rekey`: packages, and pairs of which one imports the other."""
 
@@ -257,6 +260,20 @@ def test_every_public_class_and_function_is_described() -> None:
         if not node.name.startswith("_") and not ast.get_docstring(node)
     ]
     assert not silent
+
+
+def test_every_name_in_an_args_section_is_a_parameter() -> None:
+    strange = []
+    for path in (*python_files("rekey"), *python_files("tests"), *python_files("benchmarks")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                section = ARGS.search(f"{ast.get_docstring(node)}\n")
+                lines = section[1] if section else ""
+                described = re.findall(r"^ {4}([\w*`][\w*`, ]*):", lines, re.MULTILINE)
+                names = {name.strip("*`") for names in described for name in names.split(", ")}
+                parameters = {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+                strange += [f"{name_of(path)}:{node.name}: {name}" for name in names - parameters]
+    assert not strange
 
 
 def test_only_the_edge_writes_to_the_terminal() -> None:

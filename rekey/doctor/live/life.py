@@ -155,7 +155,7 @@ async def _rows(table: Table) -> list[Row]:
 
 
 async def _write(write: Write, holds: dict[str, int], new: str, row_of: Callable[[str, int], Row]) -> None:
-    """Insert, replace and delete a row each, and record it. `made`: makes a row of the view written in."""
+    """Insert, replace and delete a row each, and record it. `row_of`: makes a row of the view written in."""
     changed, gone = list(holds)[:2]
     await write(Operation(Verb.INSERT, row_of(new, -1)))
     await write(Operation(Verb.REPLACE, row_of(changed, -2), "*"))
