@@ -29,7 +29,7 @@ from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
-from rekey.mapping.store import Keyring
+from rekey.mapping.store import Keyring, MappingStore
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -276,81 +276,104 @@ class Session:
         return self.runs[script_id]
 
     async def _begin(self, migration: OpenMigration) -> Run:
-        prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
-        declared, script_id = prepared.declared, prepared.declared.script_id
-        asked = declared.migration
+        prepared, declared = migration.prepared, migration.prepared.declared
         known = await self.require_same(migration)
         prepared.require()
         self._guard(prepared, known)
-        lease = RunnerLease(restricted, script_id, self._lock)
+        lease = await self._lease(declared.script_id)
+        row = await self._control_row(migration)
+        self._guard(prepared, row)
+        mapping = await self._open_mapping(migration, row)
+        source, place = declared.migration.source, prepared.endpoints(self.config)
+        self.state.register(
+            declared.script_id, declared.digest, source, row.run_id, prepared.fingerprints, place
+        )
+        # Also for migrations started before scripts were stored: the digest proves that this is the same
+        # script.
+        self.state.keep_script(declared.script_id, row.targets, declared.content)
+        if mapping.keyring is not None:
+            await self._seal_checkpoints(mapping.keyring, row)
+        run = await self._make_run(migration, mapping, lease)
+        self._leases.push_async_callback(self._end_in_order, run, lease)
+        return run
+
+    async def _lease(self, script_id: str) -> RunnerLease:
+        """Take the runner lease for as long as the session lasts."""
+        lease = RunnerLease(self.accounts.restricted, script_id, self._lock)
         await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
-            await Term(restricted, script_id).extend(format_ticks(lease.late_until))
-        # Read again: another runner may have dropped everything before this one got the lease.
+            await Term(self.accounts.restricted, script_id).extend(format_ticks(lease.late_until))
+        return lease
+
+    def _keyring(self, prepared: Prepared) -> Keyring | None:
+        """Return a keyring that is not opened yet; None where the mapping is not sealed."""
+        if prepared.wrapping is None:
+            return None
+        table = self.accounts.restricted.table(MAPPING_TABLE)
+        return Keyring(table, prepared.declared.script_id, prepared.wrapping)
+
+    async def _control_row(self, migration: OpenMigration) -> ControlRow:
+        """Return the control row, read again: another runner may have dropped everything before this one got
+        the lease. Create it in `source` if there is none."""
+        prepared, declared, control = migration.prepared, migration.prepared.declared, migration.control
         run_id = secrets.token_hex(16)
-        if prepared.wrapping is not None and await control.read() is None:
+        keyring = self._keyring(prepared)
+        if keyring is not None and await control.read() is None:
             # The root key must exist before the control row says that the migration has begun.
-            await restricted.create_table(MAPPING_TABLE)
-            keyring = Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping)
+            await self.accounts.restricted.create_table(MAPPING_TABLE)
             await keyring.begin()
-            KnownRoot(self.state, script_id, run_id).record(keyring.root)
+            KnownRoot(self.state, declared.script_id, run_id).record(keyring.root)
         first = ControlRow(
-            script_id=script_id,
+            script_id=declared.script_id,
             phase=ControlPhase.SOURCE,
             epoch=1,
             run_id=run_id,
             digest=declared.digest,
-            source=asked.source,
-            targets=asked.table_names,
+            source=declared.migration.source,
+            targets=declared.migration.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
             tables_endpoint=self.config.tables.endpoint,
             target_account=prepared.target_account,
         )
-        row = await control.create(first)
-        self._guard(prepared, row)
+        return await control.create(first)
+
+    async def _open_mapping(self, migration: OpenMigration, row: ControlRow) -> MappingStore:
+        """Open the mapping with data keys that are proved to be the migration's. Called before the state file
+        knows the run: a run that it knows has data keys that were believed."""
+        script_id = migration.prepared.declared.script_id
         record = self.state.migration(script_id)
-        if prepared.wrapping is not None:
-            await prove_data_keys(
-                Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping),
-                row,
-                self.state,
-                self.progress,
-                is_known=record is not None and record.run_id == row.run_id,
-                accept=self.options.accept_data_keys,
-            )
-        # Before the state file knows the run: a run that it knows has data keys that were believed.
+        if (unopened := self._keyring(migration.prepared)) is not None:
+            is_known = record is not None and record.run_id == row.run_id
+            accept = self.options.accept_data_keys
+            await prove_data_keys(unopened, row, self.state, self.progress, is_known=is_known, accept=accept)
         mapping = await migration.mapping(row)
         if mapping.keyring is not None:
             KnownRoot(self.state, script_id, row.run_id).require(mapping.keyring.root)
-        place = prepared.endpoints(self.config)
-        self.state.register(
-            script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
-        )
-        # Also for migrations started before scripts were stored: the digest proves that this is the same
-        # script.
-        self.state.keep_script(script_id, row.targets, declared.content)
         mapping.patience_s = inf  # a copy that meets a client's write is not yet a collision
-        if mapping.keyring is not None:
-            # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
-            cursors = cursors_key(mapping.keyring.root, row.id_key)
-            self.state.use_keys(script_id, SealedKeys(script_id, cursors))
-            renewed = await mapping.keyring.rewrap()
-            if renewed:
-                self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
-                note(self.progress, "keys-rewrapped", {"script": script_id, "keys": renewed})
+        return mapping
+
+    async def _seal_checkpoints(self, keyring: Keyring, row: ControlRow) -> None:
+        """Seal checkpoints from now on; wrap data keys again if the wrapping key has changed."""
+        cursors = cursors_key(keyring.root, row.id_key)
+        self.state.use_keys(keyring.script_id, SealedKeys(keyring.script_id, cursors))
+        if renewed := await keyring.rewrap():
+            self.state.audit("data-keys-rewrapped", keyring.script_id, {"keys": renewed})
+            note(self.progress, "keys-rewrapped", {"script": keyring.script_id, "keys": renewed})
+
+    async def _make_run(self, migration: OpenMigration, mapping: MappingStore, lease: RunnerLease) -> Run:
+        declared, asked = migration.prepared.declared, migration.prepared.declared.migration
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
         targets = by_number(asked.tables, asked.beginnings, tables.table)
-        concurrency = self.config.limits.concurrency
         run = Run(
             declared=declared,
             config=self.config,
             accounts=self.accounts,
             state=self.state,
-            control=control,
-            copier=Copier(propagator, concurrency, throttle, targets, restricted_rates),
+            control=migration.control,
+            copier=Copier(propagator, self.config.limits.concurrency, throttle, targets, restricted_rates),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
@@ -358,23 +381,22 @@ class Session:
             still_alone=lease.check,
             lease_id=lease.lease_id,
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
-            tell=partial(self.tell, script_id),
+            tell=partial(self.tell, declared.script_id),
             builds_on=[script for script in self.scripts.values() if asked.source.lower() in script.fills],
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)
-
-        async def end_in_order() -> None:
-            service = throttle.service
-            is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
-            if is_first and service is not None and service.account.rate != service.account.begins:
-                note(self.progress, "rates", {"script": run.script_id, "rates": throttle.describe()})
-            # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
-            if not await hand_over(run):
-                await lease.leave()
-
-        self._leases.push_async_callback(end_in_order)
         return run
+
+    async def _end_in_order(self, run: Run, lease: RunnerLease) -> None:
+        """Give back the lease, unless unanswered requests may outlive it."""
+        service = run.copier.throttle.service
+        is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
+        if is_first and service is not None and service.account.rate != service.account.begins:
+            note(self.progress, "rates", {"script": run.script_id, "rates": run.copier.throttle.describe()})
+        # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
+        if not await hand_over(run):
+            await lease.leave()
 
     async def require_same(self, migration: OpenMigration) -> ControlRow | None:
         """Return the control row of a migration. Raises Refused, Moved: see `require_same_migration`."""
