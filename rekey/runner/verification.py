@@ -162,13 +162,7 @@ async def verify_full(
             run, *(sides[::-1] if not run.is_delta and authority(control) == TARGET else sides)
         )
     followed = run.is_delta or bool((await read_clients(run)).live)
-    run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
-    # Stored digests continue only where new ones would mean the same: never across a move or from before a
-    # freeze.
-    made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}
-    made_under |= {"followed": followed, **({"brings": True} if propagate_first else {})}
-    made_under |= {"change": change_id} if change_id else {}
-    basis = json.dumps(made_under, sort_keys=True)
+    basis = _basis(row, control, run.declared.digest, followed=followed, propagate_first=propagate_first)
     work = _resumed(run, basis)
     writers_run = propagate_first and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
@@ -189,7 +183,33 @@ async def verify_full(
             run.state.keep_digests(run.script_id, None)
             raise
     record(run, report)
-    # Which `change_id` of the control row this verification covers.
+    _record_facts(run, change_id, since, followed=followed)
+    if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
+        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else when the freeze is left
+    return report
+
+
+def _basis(
+    row: ControlRow | None, control: ControlPhase, digest: str, *, followed: bool, propagate_first: bool
+) -> str:
+    """Return what digests are made under. Stored ones continue only where new ones would mean the same: never
+    across a move or from before a freeze."""
+    run_id, epoch, change_id = ("", 0, "") if row is None else (row.run_id, row.epoch, row.change_id)
+    made_under = {"run_id": run_id, "epoch": epoch, "digest": digest, "control": control}
+    made_under |= {"followed": followed, **({"brings": True} if propagate_first else {})}
+    made_under |= {"change": change_id} if change_id else {}
+    return json.dumps(made_under, sort_keys=True)
+
+
+def _record_facts(run: Run, change_id: str, since: str | None, *, followed: bool) -> None:
+    """Record what the full verification just recorded covers, and forget its digests.
+
+    Args:
+        run: the migration.
+        change_id: that of the control row when it began.
+        since: the service's time before it read its first row, where it moves the watermark.
+        followed: whether clients were registered, or need not be.
+    """
     covered = f"{last_number(run)} {change_id}" if change_id else None
     run.state.set_fact(run.script_id, VERIFIED_UNDER, covered)
     if since is not None:
@@ -201,9 +221,6 @@ async def verify_full(
     run.state.keep_digests(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
-    if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
-        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else when the freeze is left
-    return report
 
 
 def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
