@@ -33,12 +33,12 @@ from rekey.runner.refusals import refusal
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.status.reasons import reason
-from rekey.tables.base import SHARED_SERVICE_S, Accounts, Table, TableService, holding
+from rekey.tables.base import MULTI_WRITER_SERVICE_S, Accounts, Table, TableService, holding
 
 # Seconds for which the runner writes under one intent.
 WRITING_S = 15.0
 # Seconds after which no write announced in an intent can be in flight.
-OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
+OPEN_S = WRITING_S + MULTI_WRITER_SERVICE_S + SAFETY_S
 
 
 # Figures of a phase's work, for the audit log and `status`.

@@ -364,7 +364,7 @@ class Session:
     async def _make_run(self, migration: OpenMigration, mapping: MappingStore, lease: RunnerLease) -> Run:
         declared, asked = migration.prepared.declared, migration.prepared.declared.migration
         tables = self.accounts.tables
-        propagator = migration.propagator(mapping, tables.shared)
+        propagator = migration.propagator(mapping, tables.multi_writer_table)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
         targets = by_number(asked.tables, asked.beginnings, tables.table)
         run = Run(

@@ -31,7 +31,7 @@ from rekey.tables.answers import (
 from rekey.tables.base import (
     MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
-    SHARED_SERVICE_S,
+    MULTI_WRITER_SERVICE_S,
     Operation,
     Page,
     Silence,
@@ -132,11 +132,11 @@ class AzureTableService:
         check_table_name(name, in_target_account=self.is_target_account)
         return AzureTable(self, name, self._requester)
 
-    def shared(self, name: str) -> AzureTable:
-        """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
+    def multi_writer_table(self, name: str) -> AzureTable:
+        """Return a handle on a table whose rows other clients write too, see `TableService`."""
         check_table_name(name, in_target_account=self.is_target_account)
         policy = replace(self._requester.policy, repeats_open_writes=False, content_settles=False)
-        return AzureTable(self, name, replace(self._requester, policy=policy), SHARED_SERVICE_S)
+        return AzureTable(self, name, replace(self._requester, policy=policy), MULTI_WRITER_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
         check_table_name(name, in_target_account=self.is_target_account)

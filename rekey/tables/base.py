@@ -21,7 +21,7 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
 MAX_PAGE_ROWS = 1000
 # Most seconds that the service works on a write to a table that other clients write too (the `timeout`
 # parameter of the request): a request takes effect within this time, or not at all.
-SHARED_SERVICE_S = 10
+MULTI_WRITER_SERVICE_S = 10
 # The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key", Azure
 # documentation): a process may be suspended that long between signing and sending.
 SIGNED_S = 900.0
@@ -244,7 +244,7 @@ class TableService(Protocol):
     def table(self, name: str) -> Table:
         """Return a handle on a table; sends no request."""
 
-    def shared(self, name: str) -> Table:
+    def multi_writer_table(self, name: str) -> Table:
         """Return a handle on a table whose rows other clients write at the same time.
 
         Through it, a write that may have been applied is not sent again, unless it is conditional on a row's
@@ -313,8 +313,8 @@ class TwoAccounts(TableService):
     def table(self, name: str) -> Table:
         return holding(self, name).table(name)
 
-    def shared(self, name: str) -> Table:
-        return holding(self, name).shared(name)
+    def multi_writer_table(self, name: str) -> Table:
+        return holding(self, name).multi_writer_table(name)
 
     async def create_table(self, name: str) -> bool:
         return await holding(self, name).create_table(name)

@@ -27,7 +27,7 @@ from rekey.model import EntityKey, KeyRange, Row, content_of, etag_of, key_of
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTable, AzureTableService
-from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
+from rekey.tables.base import MULTI_WRITER_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Network, Timeouts
@@ -171,13 +171,13 @@ async def test_nothing_is_sent_twice_by_the_http_client_itself(world: World, met
     """aiohttp repeats PUT and DELETE on its own when a kept connection was closed. The answer to that
     repetition ("412", or "busy, nothing was done") would be taken for the answer to the first sending."""
     await world.direct.insert(row(A=1))
-    shared = world.service.shared(world.table.name)
-    await shared.get(KEY)  # a connection to keep
+    table = world.service.multi_writer_table(world.table.name)
+    await table.get(KEY)  # a connection to keep
     world.proxy.faults = [Fault(method=method, applied=True, only_reused=True)]
     if busy:
         world.proxy.faults.append(Fault(answer=error_answer(503, "ServerBusy"), method=method))
     with pytest.raises(Ambiguous):
-        await (shared.upsert(row(A=2)) if method == "PUT" else shared.delete(KEY))
+        await (table.upsert(row(A=2)) if method == "PUT" else table.delete(KEY))
     assert world.proxy.count(method) == 1
 
 
@@ -188,7 +188,7 @@ async def test_a_write_that_was_turned_away_after_one_was_left_open_is_open(worl
         Fault(method="PUT"), *(Fault(answer=error_answer(503, "ServerBusy"), method="PUT") for _ in range(9))
     ]  # fmt: skip
     with pytest.raises(Ambiguous):
-        await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
+        await world.service.multi_writer_table(world.table.name).replace(row(A=2), etag=etag)
 
 
 @pytest.mark.parametrize("reading_back", [False, True])
@@ -213,7 +213,7 @@ async def test_a_write_on_a_version_is_sent_again_also_where_others_write(world:
     so nothing of it is remembered as open."""
     etag = await world.direct.insert(row(A=1))
     world.proxy.faults = [Fault(method="PUT")]
-    await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
+    await world.service.multi_writer_table(world.table.name).replace(row(A=2), etag=etag)
     assert world.proxy.count("PUT") == 2
     assert world.service.last_open is None
 
@@ -223,7 +223,7 @@ async def test_a_row_that_others_write_too_says_nothing_about_who_wrote_it(world
         Fault(method="POST", meanwhile=lambda: world.direct.insert(row(A=1)))  # the very same row
     ]
     with pytest.raises(Ambiguous):
-        await world.service.shared(world.table.name).insert(row(A=1))
+        await world.service.multi_writer_table(world.table.name).insert(row(A=1))
     assert world.proxy.count("POST") == 1
 
 
@@ -270,10 +270,10 @@ async def test_a_write_that_was_given_up_on_the_way_is_remembered_as_open(world:
 
 async def test_the_service_is_told_to_work_on_shared_rows_for_a_short_time_only(world: World) -> None:
     """What was sent is over sooner, and so is the wait for it."""
-    shared = world.service.shared(world.table.name)
-    await shared.upsert(row(A=1))
-    await shared.transact([Operation(Verb.INSERT_OR_REPLACE, row(A=2))])
-    assert every(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
+    table = world.service.multi_writer_table(world.table.name)
+    await table.upsert(row(A=1))
+    await table.transact([Operation(Verb.INSERT_OR_REPLACE, row(A=2))])
+    assert every(f"timeout={MULTI_WRITER_SERVICE_S}" in asked.target for asked in world.proxy.asked)
 
 
 async def test_a_row_of_another_writer_after_a_lost_answer_is_ambiguous(world: World) -> None:

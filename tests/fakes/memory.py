@@ -244,7 +244,7 @@ class MemoryTableService:
         check_table_name(name, in_target_account=self.is_target_account)
         return MemoryTable(self, name)
 
-    def shared(self, name: str) -> MemoryTable:
+    def multi_writer_table(self, name: str) -> MemoryTable:
         """Return the same: nothing is sent again here."""
         return self.table(name)
 

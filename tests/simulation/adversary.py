@@ -63,7 +63,7 @@ class Connected(MemoryTableService):
     def table(self, name: str) -> MemoryTable:
         return _Repeated(self, name)
 
-    def shared(self, name: str) -> MemoryTable:
+    def multi_writer_table(self, name: str) -> MemoryTable:
         """Return a handle that repeats no open write and takes no content for a proof."""
         return MemoryTable(self, name)
 

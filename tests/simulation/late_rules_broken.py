@@ -56,10 +56,10 @@ def no_quiet() -> Any:
 def repeats_open_writes() -> Any:
     """Send a write again that others may have written behind, and take what is there then for a proof."""
 
-    def shared(self: StormService, name: str) -> MemoryTable:
+    def multi_writer_table(self: StormService, name: str) -> MemoryTable:
         return self.table(name)
 
-    return mock.patch.object(StormService, "shared", shared)
+    return mock.patch.object(StormService, "multi_writer_table", multi_writer_table)
 
 
 class Unannounced(Journal):

@@ -337,7 +337,7 @@ class Account:
         self._world = world
         self.server_time = world.sources.server_time
 
-    def shared(self, name: str) -> Table:
+    def multi_writer_table(self, name: str) -> Table:
         """Return the same: nothing is sent again here."""
         return self.table(name)
 

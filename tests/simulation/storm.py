@@ -39,7 +39,7 @@ from rekey.errors import Ambiguous, CredentialRefused, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables import allowance
 from rekey.tables.answers import may_be_applied
-from rekey.tables.base import MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page
+from rekey.tables.base import MAX_PAGE_ROWS, MULTI_WRITER_SERVICE_S, Operation, Page
 from rekey.tables.rules import check_key_part, check_table_name
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind
@@ -453,9 +453,9 @@ class StormService(MemoryTableService):
     def table(self, name: str) -> MemoryTable:
         return StormTable(self, name, self.repeating)
 
-    def shared(self, name: str) -> MemoryTable:
+    def multi_writer_table(self, name: str) -> MemoryTable:
         """Return a handle that repeats no open write and takes no content for a proof."""
-        return StormTable(self, name, service_s=SHARED_SERVICE_S)
+        return StormTable(self, name, service_s=MULTI_WRITER_SERVICE_S)
 
     def left_open(self) -> None:
         """Note that an attempt to write was left without an answer."""

@@ -48,8 +48,9 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
         return by_number(filled.tables, filled.beginnings, lambda name: FencedTable(table(name), fence))
 
-    shared, targets = targets_of(accounts.tables.shared), targets_of(accounts.tables.table)
-    propagator = Propagator(source, shared, opened.mapper, mapping)
+    propagated = targets_of(accounts.tables.multi_writer_table)
+    targets = targets_of(accounts.tables.table)
+    propagator = Propagator(source, propagated, opened.mapper, mapping)
     copier = Copier(propagator, limits.concurrency, opened.throttle, targets, opened.restricted)
 
     def last_open() -> tuple[float | None, float | None]:

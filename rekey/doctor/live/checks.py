@@ -306,10 +306,10 @@ async def clock(on: Scene) -> Seen:
 
 async def service_time(on: Scene) -> Seen:
     """The service accepts the parameter that limits its work on a request."""
-    shared = on.stage.service.shared(on.table.name)
-    etag = await shared.insert(on.row(N=1))
-    await shared.replace(on.row(N=2), etag=etag)
-    return {"batch": await outcome_of(shared.transact([Operation(Verb.MERGE, on.row(N=3), "*")]))}
+    table = on.stage.service.multi_writer_table(on.table.name)
+    etag = await table.insert(on.row(N=1))
+    await table.replace(on.row(N=2), etag=etag)
+    return {"batch": await outcome_of(table.transact([Operation(Verb.MERGE, on.row(N=3), "*")]))}
 
 
 # --- values and limits -----------------------------------------------------------------------------------
@@ -467,7 +467,8 @@ async def lost_answers(on: Scene) -> Seen:
         batch = [Operation(Verb.INSERT, on.row("b")), Operation(Verb.MERGE, on.row(N=3), "*")]
         await losing("batch", RequestKind.BATCH, table.transact(batch))
         etag = str((await on.get()).get(ETAG))
-        await losing("shared", RequestKind.WRITE, service.shared(on.table.name).merge(on.row(N=4), etag=etag))
+        multi_writer = service.multi_writer_table(on.table.name)
+        await losing("shared", RequestKind.WRITE, multi_writer.merge(on.row(N=4), etag=etag))
         await losing("delete", RequestKind.DELETE, table.delete(key))
     return seen
 

@@ -44,7 +44,7 @@ class _Apart:
 
     def __getattr__(self, name: str) -> Any:
         named = getattr(self.inner, name)
-        if name in ("table", "shared", "create_table", "delete_table", "table_exists"):
+        if name in ("table", "multi_writer_table", "create_table", "delete_table", "table_exists"):
             return lambda table: named(self.prefix + table)
         return named
 
