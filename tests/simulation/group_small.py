@@ -148,7 +148,7 @@ class GroupWorld(Scenario):
 
     def _run(self, script_id: str) -> Run:
         options = Options(writers_stopped=True)
-        migration = SimpleNamespace(reverse=True)
+        migration = SimpleNamespace(reverse=True, shown=str)
         run = SimpleNamespace(
             script_id=script_id, control=self.store(script_id), is_delta=True, options=options, switchover={},
             tell=tell_nobody, group=(), declared=SimpleNamespace(cli_selector=script_id, migration=migration),

@@ -532,7 +532,7 @@ def test_what_keeps_one_member_from_completing_keeps_all(tmp_path: Path) -> None
     asyncio.run(project.tables.table("Users2V2").insert(foreign))
     with project.session(STOPPED) as session:
         assert commands.verify(session, "0002_users", mode=commands.Mode.FULL).findings
-    with pytest.raises(GateClosed, match=r"0002_users: .*the last full verification found 1 rows"):
+    with pytest.raises(GateClosed, match=r"0002_users: .*the last full verification found 1 rows?"):
         apply(project, Phase.COMPLETE)
     assert phases(project) == [ControlPhase.CUTOVER] * 3
 
