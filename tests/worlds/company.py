@@ -176,10 +176,10 @@ class Company:
         with self.session() as session:
             hand_over(session, self.script_id)
 
-    def retire(self) -> None:
-        """`rekey retire`."""
+    def retire(self, reason: str = "") -> None:
+        """`rekey retire`. `reason`: why the target may hold fewer rows."""
         source = self.project.scripts[self.script_id].migration.source
-        with self.session(Options(typed_table=source)) as session:
+        with self.session(Options(typed_table=source, reason=reason)) as session:
             prove(session.config, session.scripts[self.script_id], session.state)
             commands.retire(session, self.script_id)
 

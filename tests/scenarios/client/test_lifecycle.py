@@ -167,7 +167,7 @@ def test_old_and_new_versions_of_the_application_run_at_once(users: Company) -> 
     assert {key.row: row and row["Nm"] for key, row in old.rows.items()} == {
         key.row: names.get(key.row) for key in old.rows
     }
-    users.retire()
+    users.retire("the application has deleted rows since `complete`")
     assert users.phase is ControlPhase.RETIRED
 
 
