@@ -10,11 +10,12 @@ from enum import StrEnum
 from rekey.client.in_flight import InFlight
 from rekey.client.lease import ClientLease, Permit
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
-from rekey.errors import CredentialRefused, ServiceError
+from rekey.errors import CredentialRefused, ServiceError, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.model import EntityKey
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagator
-from rekey.protocol.rules import View
+from rekey.protocol.rules import SOURCE, View
 from rekey.tables.base import Table
 
 LONGEST_OPERATION_S = 30.0
@@ -92,6 +93,29 @@ class ClientParts:
         """Return what `ClientLease.current` does, None also for a permit of another run."""
         permit = self.permits.current()
         return permit if permit is not None and permit.run_id == self.run_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedKey:
+    """A key that a client writes besides those of its call (`rekey.protocol.propagate.Announced`)."""
+
+    journal: Journal
+    intent_id: EntityKey
+
+    def check(self) -> None:
+        """Do nothing: the call has its own deadline."""
+
+    async def end(self) -> None:
+        await self.journal.end([self.intent_id])
+
+
+async def announce(client: ClientParts, source_key: EntityKey) -> AnnouncedKey:
+    """Write an intent for a key that a client's call leads to. Raises Unavailable: its lease is over."""
+    permit = client.current()
+    if permit is None:
+        raise Unavailable("the client's lease is over", status=503, hint="repeat the operation")
+    [intent_id] = await client.journal.begin(client.client_id, permit.epoch, SOURCE, [source_key])
+    return AnnouncedKey(client.journal, intent_id)
 
 
 def account_of(error: ServiceError) -> str:

@@ -12,7 +12,7 @@ from rekey.client.finish import Finisher
 from rekey.client.flow import Flow
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, requests_of
 from rekey.client.lease import Permit
-from rekey.client.parts import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts
+from rekey.client.parts import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts, announce
 from rekey.client.replicas import follow
 from rekey.client.secondary import WithSecondary, confirmed
 from rekey.client.send import outcome_unknown, send, send_alone
@@ -54,11 +54,12 @@ class Writer:
     """The writer of one client: does the writes of its view while there is a control row, in every phase."""
 
     def __init__(self, client: ClientParts) -> None:
-        reverse = ReversePropagator(client.propagator)
+        propagator = replace(client.propagator, announce_others=partial(announce, client))
+        reverse = ReversePropagator(propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
         takes_effect_s = client.longest_operation_s + client.max_in_flight_s
-        self._source = SourceAuthority(client.propagator, takes_effect_s)
+        self._source = SourceAuthority(propagator, takes_effect_s)
         self._target = TargetAuthority(reverse, takes_effect_s)
 
     @property

@@ -66,33 +66,39 @@ Announce = Callable[[EntityKey], Awaitable[Announced]]
 
 
 class Tally:
-    """Counts the writes of one propagate over all its rounds, and holds its announcement."""
+    """Counts the writes of one propagate over all its rounds, and holds the announcements of its key and of
+    the other keys that it leads to."""
 
-    def __init__(self, source_key: EntityKey, announce: Announce | None) -> None:
+    def __init__(
+        self, source_key: EntityKey, announce: Announce | None, announce_others: Announce | None
+    ) -> None:
         self.counts = dict.fromkeys((Verb.INSERT, Verb.REPLACE, Verb.DELETE), 0)
         self.ambiguous = False
-        self._source_key, self._announce = source_key, announce
-        self._announced: Announced | None = None
+        # Main target keys that a propagated key lists and has no row under: whose are they now?
+        self.given_up: set[EntityKey] = set()
+        self._source_key, self._announce, self._announce_others = source_key, announce, announce_others
+        self._announced: dict[EntityKey, Announced] = {}
 
-    async def begin(self) -> None:
-        """Announce the key before the first write, if the tally has an `announce`."""
-        if self._announce is not None and self._announced is None:
-            self._announced = await self._announce(self._source_key)
+    async def begin(self, source_key: EntityKey) -> None:
+        """Announce a key before its first write, unless the caller has."""
+        announce = self._announce if source_key == self._source_key else self._announce_others
+        if announce is not None and source_key not in self._announced:
+            self._announced[source_key] = await announce(source_key)
 
     def check(self) -> None:
-        """Raise Unavailable when the announced time is over: nothing may be written any more."""
-        if self._announced is not None:
-            self._announced.check()
+        """Raise Unavailable when the time of an announcement is over: nothing may be written any more."""
+        for announced in self._announced.values():
+            announced.check()
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
         self.counts[operation.verb] += bool(outcome)
         self.ambiguous = self.ambiguous or outcome is Outcome.UNKNOWN
 
     async def result(self) -> Propagated:
-        """End the announcement and return what was done."""
-        # With an unknown outcome the announcement stays: the key is found again in the journal.
-        if self._announced is not None and not self.ambiguous:
-            await self._announced.end()
+        """End the announcements and return what was done."""
+        # With an unknown outcome the announcements stay: the keys are found again in the journal.
+        for announced in () if self.ambiguous else self._announced.values():
+            await announced.end()
         counts = self.counts
         return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.ambiguous)
 
@@ -117,13 +123,16 @@ class Propagator:
     width: int = 1
     # Announces keys before their replicas are written; None where the caller has done that.
     announce: Announce | None = None
+    # Announces the other keys that a propagate leads to; None: as `announce`. A request of this process that
+    # takes effect late, or is never answered, is found by the key that it wrote.
+    announce_others: Announce | None = None
     # By table number, the properties that are not compared.
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
     # Whether a key without a forward row is propagated, which gives it its mapping rows.
     lists_keys: ClassVar[bool] = True
 
     def tally(self, source_key: EntityKey) -> Tally:
-        return Tally(source_key, self.announce)
+        return Tally(source_key, self.announce, self.announce_others or self.announce)
 
     async def propagate(self, source_key: EntityKey) -> Propagated:
         """Make all replicas of `source_key` equal what the authority says now.
@@ -136,14 +145,20 @@ class Propagator:
         """
         with overhead(Overhead.CHANGES):
             tally = self.tally(source_key)
-            for former in sorted(await self._propagate(source_key, tally)):
-                # The key has passed to another source row, which may have found our index row equal to its
-                # own and left it alone, before our delete removed it.
+            await self._propagate(source_key, tally)
+            # A key that was given up may have passed to another source row, which may have found an index row
+            # equal to its own and left it alone, before a delete here removed it. That row may give up more.
+            deletes = {source_key: tally.counts[Verb.DELETE]}
+            while tally.given_up:
+                former = min(tally.given_up)
+                tally.given_up.remove(former)
                 owner = await self._holder_of(former)
-                if owner is not None and owner != source_key:
-                    # A new owner that cannot be propagated is reported where it is written or verified.
-                    with suppress(RowRefused, Collision):
-                        await self._propagate(owner, tally)
+                if owner is None or deletes.get(owner) == tally.counts[Verb.DELETE]:
+                    continue
+                # A new owner that cannot be propagated is reported where it is written or verified.
+                with suppress(RowRefused, Collision):
+                    await self._propagate(owner, tally)
+                deletes[owner] = tally.counts[Verb.DELETE]
             return await tally.result()
 
     async def propagate_moved(self, row: Row) -> Propagated:
@@ -157,18 +172,18 @@ class Propagator:
 
     async def _propagate(
         self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
-    ) -> set[EntityKey]:
-        """Propagate one source key alone; return the main target keys that it lists and has no row under.
+    ) -> None:
+        """Propagate one source key, and those that its keys are passing on to.
 
         Args:
-            tally: counts the writes; its key is the announced one.
+            tally: counts the writes, and collects the keys that are given up.
             blocked_keys: secondary keys that other rows wait for, the newest last: only the transaction of
                 its partition is sent, and only on the condition of a main row that was read.
         """
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
-                return set()
+                return
             listed = targets_of(forward)
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
             current = await self._read_replicas(source_key, listed)
@@ -191,16 +206,21 @@ class Propagator:
                 continue
             main = self._main_of(expected, current, authority)
             writes = difference(expected, current, self.ignoring)
-            writes += await self._former_secondary(source_key, writes, listed)
+            writes += await self._former_secondary(source_key, main, writes, listed)
             writes = with_main(writes, main, self.mapper.co_located)
             if blocked_keys:
-                # Another key is announced, not this one: a delayed write must be harmless here.
+                # Not announced: a delayed write must be harmless here.
                 writes = [write for write in writes if write[0].partition == blocked_keys[-1].partition]
                 if not any(place.table == 0 and operation.etag for place, operation in writes):
-                    return set()
+                    return
+            elif writes:
+                await tally.begin(source_key)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
                 now = set() if main is None else {key_of(main)}
-                return {target.key for target in listed - expected.keys() if target.table == 0} - now
+                tally.given_up |= {
+                    target.key for target in listed - expected.keys() if target.table == 0
+                } - now
+                return
         raise self.too_busy(source_key)
 
     def expected_of(
@@ -248,8 +268,6 @@ class Propagator:
                 tally.add(operation, outcome)
             return bool(outcome)
 
-        if writes:
-            await tally.begin()
         groups = transactions(writes, self.mapper.co_located)
         try:
             with while_also(tally.check):
@@ -362,11 +380,14 @@ class Propagator:
         pointers |= {target.key for target in current.keys() - expected.keys() if target.table == 0}
         claims = {pointer: await self.mapping.owner(pointer) for pointer in sorted(pointers)}
         owners = {pointer: await self._row_owner(source_key, pointer, claims[pointer]) for pointer in claims}
+        for target in sorted(current.keys() - expected.keys()):
+            if target.table == 0 and owners[target.key] == source_key:
+                # Before the rows that point to it: they are the next owner's then.
+                next_owner = await self._pass_on(target, claims[target.key], tally)
+                owners[target.key] = next_owner or source_key
         for target, row in current.items():
             if target.table == 0:
-                mine = target in expected
-                if not mine and owners[target.key] == source_key:
-                    mine = not await self._passes_on(target, claims[target.key], tally)
+                mine = target in expected or owners[target.key] == source_key
             elif target.table == SOURCE_TABLE or owners.get(pointer_of(row)) == source_key:
                 mine = True
             elif target in expected:
@@ -401,15 +422,15 @@ class Propagator:
                     return claimant
         return None
 
-    async def _passes_on(self, target: TargetKey, claim: Owner | None, tally: Tally) -> bool:
-        """Tell whether a main row is passing on to another source key, and pass it on: deleted first and
-        created again, it would be missing for a moment."""
+    async def _pass_on(self, target: TargetKey, claim: Owner | None, tally: Tally) -> EntityKey | None:
+        """Pass a main row on to the source key that its key is passing on to, and return that; None if there
+        is no such key. Deleted first and created again, the row would be missing for a moment."""
         next_owner = await self.next_owner(claim, target)
         if next_owner is not None:
             with suppress(RowRefused, Collision):  # reported where that row is written or verified
                 await self._propagate(next_owner, tally)
-                return True
-        return False
+                return next_owner
+        return None
 
     async def _is_unowned(self, target: TargetKey, owner: EntityKey | None) -> bool:
         """Tell whether a row of an index table has no owner any more: the main key that it points to has
@@ -420,15 +441,16 @@ class Propagator:
         return target not in targets_of(await self.mapping.forward(owner))
 
     async def _former_secondary(
-        self, source_key: EntityKey, writes: Writes, listed: frozenset[TargetKey]
+        self, source_key: EntityKey, present: Row | None, writes: Writes, listed: frozenset[TargetKey]
     ) -> Writes:
-        """Return the deletes of secondary rows that former owners of a main key have left beside its row,
-        where that row is replaced or deleted: so they go in one transaction."""
-        mains = [place for place, operation in writes if place.table == 0 and operation.etag]
+        """Return the deletions of secondary rows that former owners of a main key have left beside its row:
+        beside `present`, or a main row that is replaced or deleted. So they go in one transaction with it."""
+        mains = {place for place, operation in writes if place.table == 0 and operation.etag}
+        mains |= set() if present is None else {TargetKey(0, *key_of(present))}
         if not (mains and self.mapper.co_located and 0 in self.mapper.shared):
             return []
         deletes: Writes = []
-        for main in mains:
+        for main in sorted(mains):
             places = {
                 target
                 for former in await self.mapping.former_owners(main)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rekey.errors import Collision, RowRefused
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagated, Propagator, Tally
 from rekey.protocol.replicas import Rows, inverse, source_place
@@ -110,6 +110,13 @@ class ReversePropagator(Propagator):
     async def _holder_of(self, main: EntityKey) -> EntityKey | None:
         row = await self.table(0).get(main)
         return await self.owner_of(main) if row is None else await self.holder(row)
+
+    async def _row_owner(
+        self, source_key: EntityKey, main: EntityKey, claim: Owner | None
+    ) -> EntityKey | None:
+        # The row itself says whose it is, also while its claim is passing on.
+        row = await self.table(0).get(main)
+        return await super()._row_owner(source_key, main, claim) if row is None else await self.holder(row)
 
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey], authority: Row | None

@@ -216,6 +216,11 @@ def claims_alone_say_whose_a_replica_is() -> Any:
     return mock.patch.object(Propagator, "_row_owner", row_owner)
 
 
+def claims_say_whose_a_passing_row_is() -> Any:
+    """After cutover the claim of a main key says whose the rows beside it are, also while it passes on."""
+    return mock.patch.object(ReversePropagator, "_row_owner", Propagator._row_owner)
+
+
 def secondary_rows_of_former_owners_stay() -> Any:
     """A main row that passes on is replaced alone."""
     return _always(Propagator, "_former_secondary", [])

@@ -119,6 +119,7 @@ def bench_steps(version: int) -> dict[str, Step]:
         "delete the other": (Do(DELETE, other),),
         "batch of delete and insert": (Do(DELETE, row), Do(INSERT, other)),
         "batch of delete and upsert": (Do(DELETE, row), Do(UPSERT, other)),
+        "batch that keeps the seat": (Do(DELETE, row), Do(INSERT, bench("ANN", "s1", version))),
     }
 
 

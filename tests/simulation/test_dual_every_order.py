@@ -60,6 +60,8 @@ ONE_CLIENT = [
     "handles, cutover: old batch of delete and insert",
     "benches, dual_write: old batch of delete and insert",
     "benches, cutover: old batch of delete and insert",
+    "benches, dual_write: old batch that keeps the seat",
+    "benches, cutover: old batch that keeps the seat",
     "races, dual_write: old move",
     "races, dual_write: new move",
     "races, cutover: new move",

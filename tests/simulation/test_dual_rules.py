@@ -207,6 +207,12 @@ BATCH = "old batch of delete and insert"
             "1 secondary rows are not what their main rows give",
         ),
         (
+            dual_broken.claims_say_whose_a_passing_row_is,
+            "benches, cutover: old batch that keeps the seat",
+            CALM,
+            "a row stands without the row that it goes with",
+        ),
+        (
             dual_broken.main_rows_pass_on_alone,
             "benches, dual_write: old delete | old insert the other",
             BOUNDED,

@@ -1,0 +1,154 @@
+"""A target key passes from one source row to another: what a propagate of the one does for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from rekey import keys
+from rekey.mapping.rows import JOURNAL_TABLE, Reservation, TargetKey
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.phases import ControlPhase
+from rekey.protocol.reverse import ReversePropagator
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTableService, instant_gate
+from tests.worlds.dual_write import memory_world
+from tests.worlds.small import BENCHES, HANDLES, LOWERED, World, user
+
+ANN, UPPER = EntityKey("eu", "ann@example.com"), EntityKey("eu", "Ann@example.com")
+BOB, DEE, EVE = (EntityKey("p", name) for name in ("Bob", "Dee", "Eve"))
+MAIN, SEAT = EntityKey("p", "U:one"), EntityKey("p", "S:1")
+
+
+def guest(key: EntityKey, handle: str = "one", seat: str = "1") -> Row:
+    return {"PartitionKey": key.partition, "RowKey": key.row, "Handle": handle, "Seat": seat}
+
+
+async def reserve(world: World, target: TargetKey, for_key: EntityKey) -> None:
+    """Let the claim of a target key pass on to another source key, as one call does that moves it."""
+    owner = await world.mapping.owner(target.key)
+    assert owner is not None
+    reservation = Reservation(for_key, frozenset({"a write"}), 30.0)
+    assert await world.mapping.take(owner.source, target, owner, reservation)
+
+
+async def named_in_the_target(world: World, key: EntityKey, target: EntityKey = MAIN) -> None:
+    """Let the main row name another old key, as a transaction of the new view's authority leaves it."""
+    await world.mapping.extend(key, None, {TargetKey(0, *target)})
+    row = await world.targets[0].get(target)
+    assert row is not None
+    await world.targets[0].replace({**content_of(row), "OldRowKey": key.row}, etag=etag_of(row))
+
+
+def before_each(
+    memory: MemoryTableService, look: Callable[[Call], Awaitable[None]]
+) -> Callable[[Call], Awaitable[None]]:
+    """Return a gate that looks before each call, but not before the calls of the look itself."""
+
+    async def gate(call: Call) -> None:
+        memory.gate = instant_gate
+        await look(call)
+        memory.gate = gate
+
+    return gate
+
+
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+async def test_a_client_announces_the_other_key_before_it_writes_its_rows(
+    memory: MemoryTableService, phase: ControlPhase
+) -> None:
+    """It may be killed with the request on its way: only an intent that names the key leads to that row."""
+    world = await memory_world(LOWERED, memory).prepare([user(UPPER.row)])
+    world.permits.move(phase)
+    reverse = world.writer().finisher.reverse
+    propagator = reverse if phase is ControlPhase.CUTOVER else reverse.forward
+    if phase is ControlPhase.CUTOVER:
+        await named_in_the_target(world, ANN, ANN)
+        await reserve(world, TargetKey(0, *ANN), ANN)
+    else:
+        await world.source.delete(UPPER)
+        await world.source.insert(user(ANN.row))
+        await reserve(world, TargetKey(0, *ANN), ANN)
+    table, announced = ("Users" if phase is ControlPhase.CUTOVER else "UsersV2"), list[set[str]]()
+
+    async def look(call: Call) -> None:
+        if call.writes and call.table == table:
+            announced.append({row["KeyRow"] for row in memory.dump(JOURNAL_TABLE)})
+
+    memory.gate = before_each(memory, look)
+    await propagator.propagate(UPPER if phase is ControlPhase.DUAL_WRITE else ANN)
+    memory.gate = instant_gate
+    other = ANN if phase is ControlPhase.DUAL_WRITE else UPPER
+    assert announced and other.row in announced[0]
+    assert memory.dump(JOURNAL_TABLE) == []
+    assert [row["OldRowKey"] for row in memory.dump("UsersV2")] == [ANN.row]
+    assert [row["RowKey"] for row in memory.dump("Users")] == [ANN.row]
+
+
+async def test_what_another_key_gave_up_is_its_new_owners(memory: MemoryTableService) -> None:
+    """A third row takes the handle and the seat that the second one leaves for the first one's."""
+    world = await World(memory, HANDLES).prepare([guest(BOB), guest(DEE, "two", "2")])
+    for key in (BOB, DEE):
+        await world.propagator.propagate(key)
+    await world.source.delete(BOB)
+    await world.source.replace(guest(DEE))
+    await reserve(world, TargetKey(0, *MAIN), DEE)
+    done = list[Call]()
+
+    async def look(call: Call) -> None:
+        if not done and any(one.key == EntityKey("p", "S:2") for one in call.operations):
+            done.append(call)
+            await world.source.insert(guest(EVE, "two", "2"))
+            await world.propagator.propagate(EVE)
+
+    memory.gate = before_each(memory, look)
+    await world.propagator.propagate(BOB)
+    memory.gate = instant_gate
+    assert done
+    world.assert_in_step()
+
+
+async def test_a_former_owners_secondary_row_goes_though_the_main_rows_are_equal(
+    memory: MemoryTableService,
+) -> None:
+    """Nothing of the main row says whose it is."""
+    migration = replace(
+        BENCHES,
+        reverse=False,
+        target=replace(BENCHES.target, properties=[]),
+        indexes=[replace(BENCHES.indexes[0], row_key=keys.literal("S:") + keys.prop("RowKey"))],
+    )
+    world = await World(memory, migration).prepare([guest(BOB)])
+    await world.propagator.propagate(BOB)
+    await world.source.delete(BOB)
+    await world.source.insert(guest(DEE))
+    await world.propagator.propagate(DEE)
+    assert {key_of(row).row for row in memory.dump("GuestsV2")} == {"U:one", "S:Dee"}
+
+
+@pytest.mark.parametrize("authority", ["source", "target"])
+async def test_a_secondary_row_that_both_want_is_never_missing(
+    memory: MemoryTableService, authority: str
+) -> None:
+    world = await World(memory, BENCHES).prepare([guest(BOB)])
+    await world.propagator.propagate(BOB)
+    if authority == "target":
+        await named_in_the_target(world, DEE)
+    else:
+        await world.source.delete(BOB)
+        await world.source.insert(guest(DEE))
+        await reserve(world, TargetKey(0, *MAIN), DEE)
+
+    async def look(_call: Call) -> None:
+        assert SEAT in {key_of(row) for row in memory.dump("GuestsV2")}
+
+    memory.gate = before_each(memory, look)
+    if authority == "target":
+        await ReversePropagator(world.propagator).propagate(DEE)
+    else:
+        await world.propagator.propagate(BOB)
+    memory.gate = instant_gate
+    assert [key_of(row) for row in memory.dump("Guests")] == [DEE]
+    world.assert_in_step()
