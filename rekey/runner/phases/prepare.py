@@ -84,13 +84,14 @@ async def run(run: Run) -> Counters:
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     names = (run.source.name, *run.declared.migration.table_names)
-    now = await run.control.read()
+    record = run.state.migration(run.script_id)
+    run_id = record.run_id if record else ""
     for in_target_account in sorted({is_in_target_account(name) for name in names}):
         account = TARGET_ACCOUNT_SUFFIX if in_target_account else ""
         with overhead(Overhead.PROBES):
             try:
                 # The same name each time: what a killed run has left is used again, and deleted.
-                await _try_odd_keys(run, f"{PROBE_TABLE}{now.run_id[:16] if now else ''}{account}")
+                await _try_odd_keys(run, f"{PROBE_TABLE}{run_id[:16]}{account}")
             except TableBeingDeleted:
                 await _try_odd_keys(run, f"{PROBE_TABLE}{secrets.token_hex(8)}{account}")
     return {"tables_created": created}
