@@ -77,7 +77,7 @@ class _Filled:
             need_expression(field, key)
             if isinstance(key, Kept):
                 object.__setattr__(self, name, Prop(_HELD_BY[name]))
-            elif any(isinstance(node, Kept) for node in key.walk()):
+            elif key.contains(Kept):
                 raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
         cure = "write properties=[props.…]"
         where = f"{self.where}.properties"
@@ -98,7 +98,7 @@ class _Filled:
         return ("partition_key", self.partition_key), ("row_key", self.row_key)
 
     def _keys_of_items(self) -> list[str]:
-        return [name for name, key in self._keys() if _uses_item(key)]
+        return [name for name, key in self._keys() if key.contains(Item)]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Index(_Filled):
             cure = "use keys.item() in a key, or leave each= out"
             refuse_if(not used, f"{where}.each", problem, cure=cure)
             problem = "keys.item() cannot make the items"
-            refuse_if(_uses_item(self.each.of), f"{where}.each", problem, cure="split a property")
+            refuse_if(self.each.of.contains(Item), f"{where}.each", problem, cure="split a property")
         hidden = POINTER & (self.property_mapping.created | (self.property_mapping.kept or set()))
         problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
         cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
@@ -518,7 +518,3 @@ def _check_table(where: str, name: object) -> None:
     problem = table_name_problem(name, qualified=True)
     cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
     refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)
-
-
-def _uses_item(expression: Expression) -> bool:
-    return any(isinstance(node, Item) for node in expression.walk())

@@ -233,11 +233,10 @@ def compute(name: str, of: Expression | str) -> Operation:
     _new_name("props.compute(name)", name)
     field = f"props.compute({name})"
     expression = operand(field, of)
-    nodes = list(expression.walk())
-    refuse_if(any(isinstance(node, Kept) for node in nodes), field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+    refuse_if(expression.contains(Kept), field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
     problem = "keys.item() has no meaning in a property: the rows of all items have the same content"
     cure = "use keys.item() in a key"
-    refuse_if(any(isinstance(node, Item) for node in nodes), field, problem, cure=cure)
+    refuse_if(expression.contains(Item), field, problem, cure=cure)
     problem = "it is computed from Timestamp, which every write changes"
     cure = f'write props.copy("Timestamp", to="{name}")'
     refuse_if(TIMESTAMP in expression.inputs(), field, problem, cure=cure)

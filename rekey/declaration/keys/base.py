@@ -126,6 +126,10 @@ class Expression(ABC):
         for operand in self.operands():
             yield from operand.walk()
 
+    def contains(self, *kinds: type[Expression]) -> bool:
+        """Tell whether it, or an expression in it, is of one of these classes."""
+        return any(isinstance(node, kinds) for node in self.walk())
+
     def inputs(self) -> frozenset[str]:
         """Return the names of the properties it reads; contains `WHOLE_ROW` when it may read any."""
         return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))

@@ -33,7 +33,7 @@ def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[st
     """Return the properties that a key is made of, with those of `each` where the key uses the item."""
     inputs = expression.inputs()
     each: Split | None = of.each if isinstance(of, Index) else None
-    if each is not None and any(isinstance(node, Item) for node in expression.walk()):
+    if each is not None and expression.contains(Item):
         inputs |= each.of.inputs()
     return inputs
 
@@ -53,4 +53,4 @@ def sorts_as(part: Expression, by: str | None) -> bool:
 
 def folds(expression: Expression) -> bool:
     """Tell whether an expression can turn different texts into one."""
-    return any(isinstance(node, FOLDING) for node in expression.walk())
+    return expression.contains(*FOLDING)
