@@ -84,6 +84,8 @@ LARGE = (
     ("races, dual_write: new move", "an open outcome"),
     ("posts, dual_write: old move", "a crash, late requests"),
     ("lowered, cutover: old batch of delete and insert", "a busy service"),
+    ("benches, cutover: old batch that keeps the seat", "an open outcome"),
+    ("benches, cutover: old batch that keeps the seat", "a busy service"),
     *(
         (f"{kind}, {phase}: old batch of delete and insert", faults)
         for kind in ("handles", "benches")
