@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_in_target_account, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
+from rekey.project.entra import Entra, read_entra
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
 from rekey.project.refusals import refusal
@@ -230,6 +231,8 @@ class ProxyAccess(Serve):
     bearer_tokens: bool = False
     # Whether applications use shared access signatures with a key range; `rekey plan` warns.
     key_ranges: bool = False
+    # Whose tokens are verified here; None: nobody's.
+    entra: Entra | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,10 +602,27 @@ def _hooks(section: Section) -> Hooks:
 def _proxy(section: Section) -> Proxy:
     access, views = _serve(section.section("access"), ProxyAccess), section.section("views")
     own = {name: views.section(name) for name, value in views.content.items() if isinstance(value, dict)}
+    principals = frozenset() if access.entra is None else access.entra.names
     for name in own:
-        if name not in access.keys:
-            cure = "write [proxy.views.NAME] for the key NAME"
-            views.fail(name, "is no key of [proxy.access.keys]", cure)
+        if name not in access.keys and name not in principals:
+            cure = "write [proxy.views.NAME] for the key NAME, or for the name of a principal"
+            views.fail(
+                name, "is no key of [proxy.access.keys], and no name in [proxy.access.entra] allow", cure
+            )
+    if access.entra is not None:
+        entra = section.section("access").section("entra")
+        if shared_names := sorted(principals & access.keys.keys()):
+            entra.fail(
+                "allow",
+                f"has the name of a key of [proxy.access.keys]: {shared_names[0]}",
+                "rename one of them",
+            )
+        if access.bearer_tokens:
+            # Else a token that the list refuses would be passed on to the account.
+            cure = "remove bearer_tokens: with [proxy.access.entra] a token is for those whom `allow` names"
+            section.section("access").fail(
+                "bearer_tokens", "and [proxy.access.entra] exclude each other", cure
+            )
     shared, own_views = _aliases(views.without(*own)), {name: _aliases(of) for name, of in own.items()}
     limits = section.without("views", "access").read(ProxyLimits)
     if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
@@ -652,6 +672,7 @@ _READERS: dict[Any, Reader] = {
     Token: _token,
     Mapping[str, SecretSource]: lambda section, key: _secrets(section.section(key), "env", "file"),
     bool: Section.flag,
+    Entra | None: lambda section, key: read_entra(section.section(key)),
 }
 
 
