@@ -24,7 +24,7 @@ EVENTS = (
     *("odd-keys-untried", "addresses-misread"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
-    *("pushed-back", "serving", "proxied", "certificate", "policies"),
+    *("pushed-back", "serving", "proxied", "certificate", "policies", "signing-keys"),
     *("warning", "error", "stopping", "note", "library", "output-withheld"),
 )
 WITHHELD = "text withheld: it may hold keys"

@@ -12,13 +12,18 @@ from enum import StrEnum
 
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
+from rekey.project.entra import Allowed, Entra, Rights, View
 from rekey.proxy import sas
 from rekey.proxy.parse import OPERATIONS
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
+from rekey.proxy.tokens import CHALLENGED, Principal
 from rekey.tables.base import rejected
 
 # Seconds that a request's date may be from now, as for the service.
 WINDOW_S = 15 * 60.0
+# What a principal may do, in the letters of an account SAS, as with the roles Storage Table Data Reader and
+# Storage Table Data Contributor. Neither reaches the service's properties.
+RIGHTS = {Rights.READ: frozenset("rl"), Rights.WRITE: frozenset("rlaudc")}
 
 
 class CredentialKind(StrEnum):
@@ -27,7 +32,10 @@ class CredentialKind(StrEnum):
     KEY = "key"
     ACCOUNT_SAS = "account SAS"
     TABLE_SAS = "table SAS"
+    # A token that the account judges.
     TOKEN = "token"  # noqa: S105 - the kind, not one
+    # A token that was verified here.
+    PRINCIPAL = "principal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +78,15 @@ class Access:
     keys: Mapping[str, bytes] = field(repr=False)
     # Whether bearer tokens are forwarded.
     tokens: bool = False
+    # Whose tokens are verified here; None: nobody's.
+    entra: Entra | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     """A request that may be carried out."""
 
-    # The name of the key that it was signed with; "" for a token.
+    # The name of the key that it was signed with, or that of the principal's entry; "" for a token.
     name: str
     kind: CredentialKind
     # The rows that a query must be confined to; None: all.
@@ -84,6 +94,16 @@ class Granted:
     # The header that authorizes it upstream. It is unverified: whatever is done for such a request is done
     # with this token, and nothing with the proxy's own rights. "" for other credentials.
     token: str = field(default="", repr=False)
+    # The tables of a migration that it may use.
+    view: View = View.BOTH
+
+
+class TokenUnverified(Exception):
+    """The request shows a token that must be verified first."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()  # its text would be shown
+        self.token = token
 
 
 class PolicyUnread(Exception):
@@ -111,14 +131,15 @@ def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str,
     return (resource, rights) if kind == "service" or not comp else ("c", frozenset(NEVER))
 
 
-def judge(asked: Asked, access: Access, now: float) -> Granted:
+def judge(asked: Asked, access: Access, now: float, principal: Principal | None = None) -> Granted:
     """Return whose request it is and what it is confined to, at `now` (seconds since 1970). A batch is judged
     before it is read, without rights, and again with its operations' table, rights and keys. So is an insert
-    when `within` is set.
+    when `within` is set. `principal`: whose token it shows, once that is verified.
 
     Raises:
         RequestRejected: it is refused, with the service's status and code, repeating nothing of the request.
         PolicyUnread: it must be judged again, with policies.
+        TokenUnverified: it must be judged again, with the principal.
     """
     query, shown = asked.parameters, asked.headers.get("authorization")
     # Exactly one credential, so that two readers cannot disagree on whose request it is.
@@ -127,10 +148,10 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
     if shown is None and "sig" in query:
         return _by_sas(asked, access, now, sas.read(query))
     if shown is None:
-        raise unauthenticated("It shows no credential.")
+        raise _without_credential(asked, access)
     scheme = shown.partition(" ")[0]
     if scheme == "Bearer":
-        return _by_token(asked, access, shown)
+        return _by_token(asked, access, shown, principal)
     if scheme not in ("SharedKey", "SharedKeyLite"):
         raise _malformed()
     return _by_key(asked, access, now, shown)
@@ -179,14 +200,38 @@ def _by_sas(asked: Asked, access: Access, now: float, signed: sas.Signed) -> Gra
     return Granted(name, kind, within)
 
 
-def _by_token(asked: Asked, access: Access, shown: str) -> Granted:
-    if not access.tokens:
+def _by_token(asked: Asked, access: Access, shown: str, principal: Principal | None) -> Granted:
+    if not access.tokens and access.entra is None:
         raise unauthenticated("Bearer tokens are not taken here.")
     if not asked.secure:
         raise unauthenticated("Bearer tokens are taken over https only.")
     if len(shown.split()) != 2:
         raise _malformed()
-    return Granted("", CredentialKind.TOKEN, token=shown)
+    if access.entra is None:
+        return Granted("", CredentialKind.TOKEN, token=shown)
+    if principal is None:
+        raise TokenUnverified(shown.split()[1])
+    return _by_principal(asked, principal, access.entra)
+
+
+def _by_principal(asked: Asked, principal: Principal, entra: Entra) -> Granted:
+    entry = entry_for(principal, entra)
+    is_of_service = asked.resource not in ("c", "o")
+    if entry is None or (asked.rights and is_of_service) or not asked.rights <= RIGHTS[entry.rights]:
+        raise refused("AuthorizationPermissionMismatch", "using this permission")
+    return Granted(entry.name, CredentialKind.PRINCIPAL, view=entry.view)
+
+
+def entry_for(principal: Principal, entra: Entra) -> Allowed | None:
+    """Return the entry that decides what a principal may do: the first that names it."""
+    return next((entry for entry in entra.allow if principal.is_named_by(entry)), None)
+
+
+def _without_credential(asked: Asked, access: Access) -> RequestRejected:
+    if access.entra is None or not asked.secure:
+        return unauthenticated("It shows no credential.")
+    # Some SDKs send a first request without a token, to be told the tenant.
+    return rejected("NoAuthenticationInformation", CHALLENGED, status=401)
 
 
 def _signer(access: Access, text: str, signature: str) -> str | None:

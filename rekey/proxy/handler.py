@@ -25,7 +25,8 @@ from rekey.core.limits import is_in_target_account, own_name
 from rekey.errors import Ambiguous, RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
 from rekey.project.config import ProxyLimits
-from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
+from rekey.project.entra import View
+from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, TokenUnverified, judge, needs
 from rekey.proxy.answer import Readdressing, Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
@@ -33,6 +34,7 @@ from rekey.proxy.meter import Meter
 from rekey.proxy.parse import Incoming, ResourceKind, host_in, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
 from rekey.proxy.sas import confined, policies_in, refused, unauthenticated
+from rekey.proxy.tenant_keys import TokenVerifier
 from rekey.tables.base import rejected
 from rekey.tables.wire import API_VERSION, entity_path, loads
 
@@ -73,6 +75,8 @@ class Handler:
     limits: ProxyLimits
     # The target account, if there is one.
     target_upstream: Upstream | None = None
+    # Verifies tokens; None: `access` names no tenant.
+    verifier: TokenVerifier | None = None
 
     def __post_init__(self) -> None:
         self._policies: dict[str, tuple[float, Policies]] = {}
@@ -124,6 +128,9 @@ class Handler:
                 # The account received nothing, or an incomplete body, which it does not apply (RFC 9110,
                 # 15.5.9).
                 answer = error_answer(HTTPStatus.REQUEST_TIMEOUT, _STOPPED, _STOPPED_SAID)
+        if answer.status == HTTPStatus.UNAUTHORIZED and self.access.entra is not None:
+            challenge = {"WWW-Authenticate": self.access.entra.challenge}
+            answer = replace(answer, headers={**answer.headers, **challenge})
         if exchange.route is not None and exchange.route.alias:
             answer = _under(answer, table.encode(), exchange.route.alias.encode())
         headers = (
@@ -202,11 +209,13 @@ class Handler:
             route = self._route(unread.table, unread.name)
             judged = replace(judged, policies=await self._policies_of(route))
             exchange.granted = judge(judged, self.access, time.time())
-        if (
-            exchange.granted.within is not None
-            and judged.table
-            and self._route(judged.table, exchange.caller).alias
-        ):
+        except TokenUnverified as unverified:
+            assert self.verifier is not None  # noqa: S101 - `access` names a tenant
+            principal = await self.verifier.principal(unverified.token)
+            exchange.granted = judge(judged, self.access, time.time(), principal)
+        route = self._route(judged.table, exchange.caller) if judged.table else Route("")
+        self._check_view(exchange, route)
+        if exchange.granted.within is not None and route.alias:
             # Compared as text with new keys, a range of old keys would select other rows.
             raise refused(using=_RANGE_UNDER_ALIAS)
         return exchange.granted
@@ -233,6 +242,13 @@ class Handler:
             self._policies.clear()
         self._policies[route.table] = time.monotonic(), policies
         return policies
+
+    def _check_view(self, exchange: _Exchange, route: Route) -> None:
+        """Raise RequestRejected for a table of a migration that is not of the view the caller may use."""
+        view = View.BOTH if exchange.granted is None else exchange.granted.view
+        views = self.routes.views_of(route.table)
+        if view is not View.BOTH and views and view not in views:
+            raise refused("AuthorizationPermissionMismatch", f"on a table without the {view} keys")
 
     def _route(self, table: str, caller: str) -> Route:
         """Return a caller's route of a name. Raises RequestRejected for a table of the restricted store."""
@@ -346,6 +362,7 @@ class Handler:
             exchange.route = route = self._route(str(loads(body)["TableName"]), exchange.caller)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
+        self._check_view(exchange, route)
         if route.alias:
             body = b'{"TableName":"%b"}' % own_name(route.table).encode()
         return await self._pass(exchange, asked, route, body)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions, Endpoint, connect
 from rekey.core.limits import is_in_target_account
+from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.project.config import Account, Config, account_key
+from rekey.project.entra import View
 from rekey.protocol.opening import Prepared
 from rekey.tables.base import Accounts, rejected
 from rekey.tables.credentials import credential_of
@@ -38,6 +40,7 @@ class Routes:
         views: Mapping[str, str],
         own_views: Mapping[str, Mapping[str, str]],
         not_followed: Collection[str] = (),
+        sides: Mapping[str, frozenset[View]] | None = None,
     ) -> None:
         """Create the routes.
 
@@ -46,11 +49,13 @@ class Routes:
             views: tables by their aliases, for callers without aliases of their own.
             own_views: a caller's aliases, by the name of its key; they replace `views`.
             not_followed: tables of the project's migrations that this proxy does not follow.
+            sides: `sides_of` all migrations of the project.
 
         Raises:
             ConfigurationError: an alias names no table of these migrations.
         """
         self.cores = cores
+        self._sides = sides or {}
         self._not_followed = frozenset(name.lower() for name in not_followed)
         self._routes = {name: self._under(aliases) for name, aliases in (("", views), *own_views.items())}
 
@@ -87,9 +92,24 @@ class Routes:
             raise rejected("alias-not-followed", text, status=403)
         return route
 
+    def views_of(self, table: str) -> frozenset[View]:
+        """Return the views that a table of a migration is in; none for any other table."""
+        return self._sides.get(table.lower(), frozenset())
+
     async def close(self) -> None:
         """Close all clients; each settles what it has begun."""
         await asyncio.gather(*(core.close() for core in self.cores.values()), return_exceptions=True)
+
+
+def sides_of(declared: Iterable[Declared]) -> dict[str, frozenset[View]]:
+    """Return the views of tables, by their names in lower case: a source has old keys, what a migration fills
+    has new ones, and a table between two migrations has both."""
+    sides: dict[str, frozenset[View]] = {}
+    for script in declared:
+        migration = script.migration
+        for table, view in ((migration.source, View.OLD), *((table, View.NEW) for table in migration.tables)):
+            sides[table.lower()] = sides.get(table.lower(), frozenset()) | {view}
+    return sides
 
 
 def cores_of(

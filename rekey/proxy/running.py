@@ -28,8 +28,9 @@ from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
-from rekey.proxy.route import Routes, cores_of
+from rekey.proxy.route import Routes, cores_of, sides_of
 from rekey.proxy.server import Health, Keys, ProxySockets
+from rekey.proxy.tenant_keys import TenantKeys, TokenVerifier, fetch_keys
 from rekey.serve.server import Address, listen
 from rekey.serve.sockets import Bounds, Counts, Sockets
 from rekey.tables.credentials import Signer, credential_of
@@ -55,12 +56,12 @@ def access_of(config: Config) -> Access:
                 f"key `{name}` is no account key of at least {MINIMUM_BYTES} bytes in base64",
                 hint=f"make one with `openssl rand -base64 48` and put it where {setting} says",
             )
-    if not keys and not proxy_access.bearer_tokens:
+    if not keys and not proxy_access.bearer_tokens and proxy_access.entra is None:
         raise ConfigurationError(
             "nobody may use the proxy: no key is configured, and bearer tokens are not taken",
             hint="add a section [proxy.access.keys.NAME], with an account key of your own for an application",
         )
-    return Access(config.tables.name, keys, proxy_access.bearer_tokens)
+    return Access(config.tables.name, keys, proxy_access.bearer_tokens, proxy_access.entra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,11 @@ async def proxying(
         table for script in not_followed for table in (script.migration.source, *script.migration.tables)
     ]
     routes = Routes(
-        cores_of(config, followed, options_of), config.proxy.views, config.proxy.own_views, others
+        cores_of(config, followed, options_of),
+        config.proxy.views,
+        config.proxy.own_views,
+        others,
+        sides_of([*declared, *not_followed]),
     )
     secret_source = config.proxy.access.token
     token = (
@@ -137,6 +142,9 @@ async def proxying(
 
     upstream = _upstream(account, limits.upstream)
     target_upstream = None if config.targets is None else _upstream(config.targets, limits.upstream)
+    verifier = None
+    if (entra := access.entra) is not None:
+        verifier = TokenVerifier(entra, TenantKeys(entra, partial(fetch_keys, entra)))
     handler = Handler(
         account.name,
         upstream,
@@ -147,10 +155,17 @@ async def proxying(
         holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
         limits=limits,
         target_upstream=target_upstream,
+        verifier=verifier,
     )
     health = Health(handler.meter, Keys(token, mappers, read))
     async with AsyncExitStack() as stack:
-        for part in (accounts, target_upstream, upstream, routes):  # closed from the last to the first
+        for part in (
+            accounts,
+            target_upstream,
+            upstream,
+            verifier,
+            routes,
+        ):  # closed from the last to the first
             if part is not None:
                 stack.push_async_callback(part.close)
         runner = web.ServerRunner(ProxySockets(handler), shutdown_timeout=limits.request_s)

@@ -38,6 +38,11 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+
 _BOUNDS = (("spk", "srk"), ("epk", "erk"))
 _PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# The service gives such a key to the identity that asks for it alone.
+_DELEGATED_TEXT = (
+    "A signature by a user delegation key cannot be verified here: only its owner gets that key."
+    " Use a token, or a signature by a key of [proxy.access.keys]."
+)
 _TOKEN = re.compile(r"'(?:[^']++|'')*'|[()']")
 Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -147,7 +152,7 @@ def read(parameters: Mapping[str, str]) -> Signed:
     unsigned |= {"sip", "spr"} if version < _BOUND else set()
     lone = any(row in terms and partition not in terms for partition, row in _BOUNDS)
     for is_wrong, why in (
-        (_DELEGATED & terms.keys(), "A signature by a user delegation key is not judged here."),
+        (_DELEGATED & terms.keys(), _DELEGATED_TEXT),
         (of_account and _TABLE & terms.keys(), "The signature is of an account and of a table at once."),
         (not needed <= terms.keys(), "The signature is not whole."),
         # Else one value could look like two fields of the signed text.

@@ -19,11 +19,16 @@ from rekey.proxy.access import Access
 from rekey.proxy.running import access_of
 from rekey.proxy.tls import Certificate, certificate_for
 from rekey.serve.server import Address
+from tests.fakes.issuer import TENANT, USER
 
 ACCOUNTS = "".join(
     f'[{one}]\nendpoint = "https://{one}.table.core.windows.net"\n' for one in ("tables", "restricted")
 )
 KEYS = "[proxy.access.keys.orders]\nenv = 'ORDERS_KEY'\n[proxy.access.keys.old-orders]\nfile = 'old.key'\n"
+ENTRA = f"""[proxy.access.entra]
+tenant = "{TENANT}"
+allow = [{{ object_id = "{USER}", view = "old", rights = "read" }}]
+"""
 SECRET, OLD = b"a secret of the application", b"the one that it had before"
 
 
@@ -60,7 +65,9 @@ def test_a_proxy_that_nobody_may_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nobody may use the proxy"):
         access_of(configured(tmp_path, ""))
     found = access_of(configured(tmp_path, "[proxy.access]\nbearer_tokens = true\n"))
-    assert (found.keys, found.tokens) == ({}, True)
+    assert (found.keys, found.tokens, found.entra) == ({}, True, None)
+    found = access_of(configured(tmp_path, ENTRA))
+    assert (found.keys, found.tokens, found.entra and found.entra.tenant) == ({}, False, TENANT)
 
 
 @pytest.mark.parametrize("said", [True, False])
