@@ -12,10 +12,14 @@ from contextlib import suppress
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import SCRIPTS, Shell, command
+from rekey.cli.shell import SCRIPTS, Shell, command, flag
 from rekey.errors import ExitCode
+from rekey.present.text import report, table, wrapped
+from rekey.project.config import Config, Proxy
+from rekey.proxy.explain import callers, callers_as_json
 from rekey.proxy.running import Listeners, Listening, access_of, proxying, run, until_ended
-from rekey.proxy.tls import certificate_for
+from rekey.proxy.tls import Certificate, certificate_for
+from rekey.proxy.trial import trial_files, trust_lines
 from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
 
@@ -24,7 +28,10 @@ _POLL_S, _AGAIN_S = 0.2, 1.0
 _NUMBER = "REKEY_PROXY_NUMBER"
 
 
-@command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")
+@command(
+    "proxy",
+    example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2\nrekey proxy --explain",
+)
 @SCRIPTS
 @click.option("--listen", metavar="HOST:PORT", help="Where applications connect to; [proxy] listen.")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are; [proxy] admin.")
@@ -35,8 +42,16 @@ _NUMBER = "REKEY_PROXY_NUMBER"
     show_default=True,
     help="Processes that share the port.",
 )
+@flag("--explain", help="Say who may do what through it, and end.")
+@flag("--self-signed", help="Listen with a certificate of its own, for trials on this machine.")
 def proxy(
-    shell: Shell, scripts: tuple[str, ...], listen: str | None, admin: str | None, processes: int
+    shell: Shell,
+    scripts: tuple[str, ...],
+    listen: str | None,
+    admin: str | None,
+    processes: int,
+    explain: bool,
+    self_signed: bool,
 ) -> ExitCode:
     """Serve tables to applications in any language while keys change.
 
@@ -46,10 +61,13 @@ def proxy(
     project = open_project(shell)
     limits = project.config.proxy.limits
     address, aside = Address.of(listen or limits.listen), Address.of(admin or limits.admin)
+    if explain:
+        return shell.emit(callers_as_json(project.config.proxy), _explained(project.config.proxy))
     access = access_of(project.config)
-    proxy_access = project.config.proxy.access
-    certificate = certificate_for(address, proxy_access.certificate, proxy_access.key)
     number = os.environ.get(_NUMBER)
+    certificate = _certificate(shell, project.config, address, self_signed=self_signed, tells=number is None)
+    if access.entra is not None and certificate is None:
+        raise refusal("proxy-tokens-over-http")
     if processes > 1 and number is None:
         if not address.port or address.port in range(aside.port, aside.port + processes):
             raise refusal("proxy-ports", admin=aside.port)
@@ -73,6 +91,58 @@ def proxy(
     )
     run(until_ended(context, started, limits.drain_s, ends_with_input=number is not None))
     return ExitCode.DONE
+
+
+def _explained(configured: Proxy) -> str:
+    listed, entra = list(callers(configured)), configured.access.entra
+    if not listed:
+        return report(["nobody may use the proxy"])
+    rows = [
+        (
+            caller.who,
+            caller.views,
+            caller.rights,
+            ", ".join(f"{name} = {meant}" for name, meant in caller.aliases.items()),
+        )
+        for caller in listed
+    ]
+    lines = table(("who", "views", "rights", "aliases"), rows)
+    notes = [
+        "Views are the tables of migrations; other tables are open to everybody listed, with the same rights."
+    ]
+    if entra is not None:
+        notes.append(
+            f"Tokens: of tenant {entra.tenant}, for {entra.audience}. The first entry that names a caller"
+            " decides; an application counts only where it acts for itself."
+        )
+    return report([*lines, "", *(line for note in notes for line in wrapped(note))])
+
+
+def _certificate(
+    shell: Shell, config: Config, address: Address, *, self_signed: bool, tells: bool
+) -> Certificate | None:
+    """Return the certificate to listen with, None for http; `tells` how SDKs trust one that is for trials."""
+    access = config.proxy.access
+    if not self_signed:
+        return certificate_for(address, access.certificate, access.key)
+    if access.certificate is not None:
+        raise refusal(
+            "proxy-trial",
+            problem="rekey.toml names a certificate",
+            cure="leave out --self-signed, or remove certificate and key from [proxy.access]",
+        )
+    if not address.is_loopback:
+        raise refusal(
+            "proxy-trial",
+            problem=f"{address.host} can be reached by others",
+            cure="listen on 127.0.0.1, or name certificate and key in [proxy.access] of rekey.toml",
+        )
+    files = trial_files(config.state.parent / "proxy-trial")
+    if tells:
+        shell.note(f"for trials: applications must trust the CA in {files.ca}", ca=str(files.ca))
+        for sdk, how in trust_lines(files):
+            shell.note(f"  {sdk}: {how}")
+    return Certificate(files.certificate, files.key)
 
 
 def _supervised(shell: Shell, processes: int) -> ExitCode:
