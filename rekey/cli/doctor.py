@@ -15,7 +15,14 @@ from rekey.errors import ExitCode, RekeyError
 from rekey.evidence.contents import live_path
 from rekey.evidence.signing import open_signer
 from rekey.present.text import counted
-from rekey.project.config import load_config
+from rekey.project.config import Config, load_config
+from rekey.project.entra import Entra, TenantCheck
+
+
+async def _check_tenant(config: Config, entra: Entra) -> TenantCheck:
+    from rekey.proxy.tenant_check import check_tenant  # aiohttp, azure-core and PyJWT are slow to import
+
+    return await check_tenant(config, entra)
 
 
 @command(
@@ -40,7 +47,11 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
         raise click.UsageError("--live makes tables: leave out --read-only")
     config = load_config(shell.config.path)
     signer = open_signer(config) if live else None
-    observed = shell.do(observe(config, connect=shell.connect, ask=shell.ask, writes=not read_only))
+    observed = shell.do(
+        observe(
+            config, connect=shell.connect, ask=shell.ask, check_tenant=_check_tenant, writes=not read_only
+        )
+    )
     report, document = examine(observed), dict[str, object]()
     if live:
         from rekey.doctor.live import run  # imports half of rekey

@@ -21,11 +21,13 @@ from rekey.doctor.observed import (
     SecretSeen,
     ServiceKind,
     StateSeen,
+    TenantSeen,
 )
 from rekey.doctor.report import Fact, Finding, Report, Result, finding, listed
 from rekey.errors import RekeyError
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
+from rekey.present.text import counted
 from rekey.tables.probe import BAD_CERTIFICATE, ProbeResult
 from rekey.tables.wire import API_VERSION
 
@@ -226,6 +228,8 @@ def _roles(seen: AccountSeen, section: str) -> Iterator[Result]:
 
 def _access(observed: Observed) -> Iterator[Result]:
     yield from _sources(observed)
+    if observed.configuration.tenant is not None:
+        yield from _tenant(observed.configuration.tenant)
     refused = (Reading.REFUSED, Reading.FAILED)
     if closed := [name for name, reading in observed.store.items() if reading in refused]:
         yield finding("restricted-unreadable", "[restricted]", tables=listed(closed))
@@ -250,6 +254,19 @@ def _access(observed: Observed) -> Iterator[Result]:
             yield finding("same-identity", "[restricted]")
         elif crossing.tried:
             yield Fact("[restricted]", f"the credential of [{account.section}] reads nothing here")
+
+
+def _tenant(seen: TenantSeen) -> Iterator[Result]:
+    entra, check, section = seen.entra, seen.check, "[proxy.access.entra]"
+    if check.failure:
+        texts = {"tenant": entra.tenant, "authority": entra.authority, "answer": check.failure}
+        yield finding("signing-keys-unreachable", section, **texts)
+        return
+    yield Fact(section, f"tenant {entra.tenant} has {counted(check.keys, 'signing key')}")
+    if check.own:
+        yield finding("own-token-refused", section, problem=check.own)
+    elif check.own is not None:
+        yield Fact(section, "a token of this process's own identity is verified")
 
 
 def _sources(observed: Observed) -> Iterator[Result]:
@@ -290,8 +307,11 @@ def ahead_s(heard: ProbeResult) -> float | None:
 
 
 def _clock(observed: Observed) -> Iterator[Result]:
-    for account in observed.accounts:
-        ahead, section = ahead_s(account.anonymous), f"[{account.section}]"
+    heard = {f"[{account.section}]": account.anonymous for account in observed.accounts}
+    if (tenant := observed.configuration.tenant) is not None:
+        heard["[proxy.access.entra]"] = tenant.heard  # which sets the times of tokens
+    for section, result in heard.items():
+        ahead = ahead_s(result)
         if ahead is None:
             continue
         off = "right to the second"

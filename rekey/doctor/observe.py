@@ -39,6 +39,7 @@ from rekey.doctor.observed import (
     SecretSeen,
     ServiceKind,
     StateSeen,
+    TenantSeen,
     VersionsSeen,
     Writing,
 )
@@ -48,6 +49,7 @@ from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import cohorts_kept
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
+from rekey.project.entra import Entra, TenantCheck
 from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
@@ -70,10 +72,17 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 # Sends one GET request: endpoint, path below it, credential or None; see `rekey.tables.probe.ask`.
 Ask: TypeAlias = "Callable[[str, str, Credential | None], Awaitable[ProbeResult]]"
+# Tries a tenant's signing keys, see `rekey.proxy.tenant_check`.
+CheckTenant: TypeAlias = Callable[[Config, Entra], Awaitable[TenantCheck]]
 
 
 async def observe(
-    config: Config, *, connect: Callable[[Config], Accounts], ask: Ask, writes: bool = True
+    config: Config,
+    *,
+    connect: Callable[[Config], Accounts],
+    ask: Ask,
+    check_tenant: CheckTenant,
+    writes: bool = True,
 ) -> Observed:
     """Observe machine, accounts and restricted store. An account that does not answer gets no further
     requests: each would wait in vain.
@@ -82,9 +91,12 @@ async def observe(
         config: the configuration.
         connect: connects the accounts of a configuration.
         ask: sends one request.
+        check_tenant: tries a tenant's signing keys.
         writes: also try to write to the restricted account.
     """
     configuration = see_configuration(config)
+    if (entra := config.proxy.access.entra) is not None:
+        configuration = replace(configuration, tenant=await see_tenant(config, entra, ask, check_tenant))
     migrations = see_migrations(config, configuration.secrets)
     seen = {section: await see_account(section, account, ask) for section, account in config.accounts.items()}
     tables, targets, restricted = seen["tables"], seen.get("targets"), seen["restricted"]
@@ -164,6 +176,13 @@ def see_configuration(config: Config) -> ConfigurationSeen:
         evidence_configured=evidence.key_file is not None or evidence.key_vault is not None,
         evidence_trouble=_tried(open_signer, config)[1],
     )
+
+
+async def see_tenant(config: Config, entra: Entra, ask: Ask, check_tenant: CheckTenant) -> TenantSeen:
+    """Ask for a tenant's signing keys, and try them."""
+    heard = await ask(entra.authority, entra.keys_url.removeprefix(f"{entra.authority}/"), None)
+    check = await check_tenant(config, entra) if heard.answered else TenantCheck(failure=heard.failure)
+    return TenantSeen(entra, heard, check)
 
 
 def _see_secret(

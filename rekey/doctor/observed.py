@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from rekey.errors import RekeyError
 from rekey.project.config import AZURITE_ACCOUNT, Account
+from rekey.project.entra import Entra, TenantCheck
 from rekey.tables.probe import NO_TOKEN, ProbeResult
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
@@ -74,6 +75,16 @@ class SecretSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantSeen:
+    """The tenant of `[proxy.access.entra]`."""
+
+    entra: Entra
+    # The response to a request for its signing keys.
+    heard: ProbeResult
+    check: TenantCheck
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
     """`rekey.toml`, and the secrets and keys that it names."""
 
@@ -89,6 +100,8 @@ class ConfigurationSeen:
     # Whether a key is configured, in a file or in Key Vault.
     evidence_configured: bool = True
     evidence_trouble: RekeyError | None = None
+    # Whose tokens the proxy verifies; None: nobody's.
+    tenant: TenantSeen | None = None
 
 
 # --- accounts -------------------------------------------------------------------------------------------

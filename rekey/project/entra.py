@@ -108,6 +108,18 @@ class Entra:
         return frozenset(entry.name for entry in self.allow if entry.name)
 
 
+@dataclass(frozen=True, slots=True)
+class TenantCheck:
+    """What `rekey doctor` found out about a tenant."""
+
+    # The number of its signing keys.
+    keys: int = 0
+    # Why there are none: the name of an error.
+    failure: str = ""
+    # Why a token of this process's own identity is refused; "": it is not; None: not tried.
+    own: str | None = None
+
+
 def read_entra(section: Section) -> Entra | None:
     """Read the section; None without one. Raises ConfigurationError."""
     if not section.content:

@@ -3,11 +3,13 @@ they are fetched from."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -130,6 +132,30 @@ async def listening(issuer: Issuer) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def listening_apart(issuer: Issuer) -> Iterator[str]:
+    """Serve an issuer's keys from a thread, for a command that runs its own loop; yield its authority."""
+    ready, authority = threading.Event(), list[str]()
+    loop = asyncio.new_event_loop()
+
+    async def serve(ended: asyncio.Event) -> None:
+        async with listening(issuer) as address:
+            authority.append(address)
+            ready.set()
+            await ended.wait()
+
+    ended = asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(ended),))
+    thread.start()
+    try:
+        assert ready.wait(10.0)
+        yield authority[0]
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
 
 
 def now() -> float:

@@ -24,6 +24,7 @@ from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import ProbeResult
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
+from tests.fakes.issuer import TENANT, USER, Issuer, listening_apart
 from tests.worlds.observations import heard
 from tests.worlds.projects import USERS_SCRIPT, Project
 from tests.worlds.small import user
@@ -313,3 +314,43 @@ def test_a_command_asks_the_network_by_itself(
     assert run(["doctor"], Surroundings(project.connect, project.clock)) == 1
     said = capsys.readouterr().out
     assert said.count("unreachable") == 2 and "scripts: 0001_users" in said
+
+
+# --- the tenant of the proxy ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_the_tenants_signing_keys_are_tried(project: Project, rekey: Commands, is_down: bool) -> None:
+    """Also where the network answers and the keys do not come."""
+    asked: list[tuple[str, str, Credential | None]] = []
+
+    async def answering(endpoint: str, path: str, credential: Credential | None) -> ProbeResult:
+        asked.append((endpoint, path, credential))
+        return await ask(endpoint, path, credential)
+
+    rekey._surroundings = replace(rekey._surroundings, ask=answering)
+    issuer = Issuer(is_down=is_down)
+    with listening_apart(issuer) as authority:
+        config = project.folder / "rekey.toml"
+        config.write_text(config.read_text("utf-8") + ENTRA.format(authority=authority), "utf-8")
+        document = rekey("doctor", "--json", code=1 if is_down else 0).json
+    assert (authority, f"{TENANT}/discovery/v2.0/keys", None) in asked
+    if is_down:
+        assert (
+            f"tenant {TENANT} cannot be had from {authority}" in found(document)["signing-keys-unreachable"]
+        )
+    else:
+        assert f"[proxy.access.entra]: tenant {TENANT} has 1 signing key" in told(document)
+    assert "[proxy.access.entra]: this machine's clock is right to the second" in told(document)
+
+
+ENTRA = f"""
+[proxy.access.entra]
+tenant = "{TENANT}"
+authority = "{{authority}}"
+allow = [{{{{ object_id = "{USER}", view = "both", rights = "read" }}}}]
+"""
+
+
+def test_without_a_tenant_nobody_is_asked(rekey: Commands) -> None:
+    assert "[proxy.access.entra]" not in told(rekey("doctor", "--json").json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,11 +13,13 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.severity import Severity
 from rekey.doctor.judge import ahead_s, examine, is_unmet
 from rekey.doctor.observe import file_system_of
-from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Writing
+from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, TenantSeen, Writing
 from rekey.doctor.report import TEXTS, listed
 from rekey.errors import RekeyError
+from rekey.project.entra import TenantCheck
 from rekey.tables.probe import ProbeResult
 from tests.asserts.documents import ROOT
+from tests.fakes.issuer import entra_of
 from tests.worlds.observations import (
     DAY,
     NOW,
@@ -64,6 +66,10 @@ def stored(**more: object) -> Observed:
     return changed(stored=(migration(**more),))
 
 
+def tenant(check: TenantCheck, **more: Any) -> Observed:
+    return changed("configuration", tenant=TenantSeen(entra_of(), heard(200, "", **more), check))
+
+
 CASES: dict[str, Case] = {
     # configuration
     "same-account": Case(WARNING, changed("configuration", same_account="tables")),
@@ -91,6 +97,12 @@ CASES: dict[str, Case] = {
     "file-foreign": Case(WARNING, secret(file=file("users.secret", ours=False))),
     "evidence-key-unusable": Case(ERROR, changed("configuration", evidence_trouble=NO)),
     "evidence-unsigned": Case(NOTE, changed("configuration", evidence_configured=False)),
+    "signing-keys-unreachable": Case(
+        ERROR, tenant(TenantCheck(failure="ClientConnectorError")), tenant(TenantCheck(4))
+    ),
+    "own-token-refused": Case(
+        WARNING, tenant(TenantCheck(4, own="The token is of another tenant.")), tenant(TenantCheck(4, own=""))
+    ),
     # accounts
     "unreachable": Case(
         ERROR, changed("tables", anonymous=ProbeResult(failure="ClientConnectorDNSError"), **NOT_ASKED)
@@ -351,6 +363,11 @@ def test_ten_minutes_are_an_error_because_signatures_are_refused_soon() -> None:
     [found] = findings(changed("tables", anonymous=heard(date=NOW + 700 * TICKS_PER_SECOND)), "clock-off")
     assert found.severity is ERROR
     assert "behind" in found.seen
+
+
+def test_the_clock_is_also_compared_with_that_of_who_issues_tokens() -> None:
+    [off] = findings(tenant(TenantCheck(4), date=NOW + 45 * TICKS_PER_SECOND), "clock-off")
+    assert (off.about, off.severity) == ("[proxy.access.entra]", WARNING)
 
 
 def test_without_a_date_nothing_is_said_of_the_clock() -> None:
