@@ -1,8 +1,10 @@
-"""`rekey doctor --live` as installed: it passes on Azurite, removes what it made, tells what is broken. Each
-planted deviation is found in `tests/contract/test_doctor_live.py`.
+"""`rekey doctor --live` passes on Azurite, removes what it made, tells what is broken. Each planted deviation
+is found in `tests/contract/test_doctor_live.py`.
 
-Soak: the number of requests; a machine that does not show who is dead; an account of targets; SIGTERM.
-Reason, and what `make test` covers: half a minute each; the accounts of tables; SIGINT.
+Soak: from nothing; the number of requests; a machine that does not show who is dead; an account of targets;
+SIGTERM.
+Reason, and what `make test` covers: half a minute each; the accounts of tables, with processes that are
+forked; SIGINT.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rekey.cli.main import run
+from rekey.cli.shell import Surroundings
 from rekey.doctor.live.run import REQUESTS
 from rekey.doctor.live.stage import PREFIX, STALE_S
 from rekey.evidence import contents, signing, statement
+from rekey.rehearse import project as rehearsing
 from rekey.rehearse.azurite import Azurite
 from tests.fakes.deviations import Deviate, DeviatingProxy, refusing
 from tests.worlds.azurite_projects import Project, Ran, users
+from tests.worlds.forking import ForkedInstead
 from tests.worlds.scripts import MOVE, USERS
 
 pytestmark = pytest.mark.azurite
@@ -43,14 +50,41 @@ def named(begun: float) -> str:
     return f"{PREFIX}{int(begun):010d}abcdefsource"
 
 
-def test_it_passes_on_azurite_leaves_nothing_and_is_evidence(project: Project) -> None:
+@pytest.fixture(params=["forked", pytest.param("from nothing", marks=pytest.mark.soak)])
+def doctor(
+    request: pytest.FixtureRequest,
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[], Ran]:
+    """Runs the command: in this process, with forked ones for its small migrations; or as installed."""
+    words = ("doctor", "--live", "--json")
+    if request.param == "from nothing":
+        project.from_nothing = True
+        return lambda: project.run(*words)
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr(rehearsing, "subprocess", ForkedInstead)
+
+    def here() -> Ran:
+        capsys.readouterr()
+        code = run(words, Surroundings())
+        return Ran(words, code, *capsys.readouterr())
+
+    return here
+
+
+def test_it_passes_on_azurite_leaves_nothing_and_is_evidence(
+    project: Project, doctor: Callable[[], Ran]
+) -> None:
     """What a run left that is surely over is removed, a table of one that may still go on is not; nor is one
     that only begins alike."""
     before, rows = (project.wire.names(), project.restricted.names()), project.everything()
     stale, fresh, alike = named(time.time() - STALE_S - 60), named(time.time()), f"{PREFIX}ry"
     for name in (stale, fresh, alike):
         project.wire.create(name)
-    ran = project.run("doctor", "--live", "--json").ended(0, "about", "requests")
+    ran = doctor().ended(0, "about", "requests")
     for name in (fresh, alike):
         project.wire.drop(name)
     assert (project.wire.names(), project.restricted.names()) == before

@@ -70,7 +70,7 @@ class Writer:
                 self.told.pop(key, None)
             else:
                 self.told[key] = number
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
 
 
 async def away_for_a_while(azurite: KeptAzurite) -> None:

@@ -175,6 +175,7 @@ class Project:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline and not self._is_half_copied():
                 assert process.poll() is None, "it ended before it could be killed"
+                time.sleep(0.05)
         finally:
             process.kill()
             process.communicate()

@@ -12,6 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -62,14 +63,16 @@ class Forked:
         folder: os.PathLike[str],
         environment: Mapping[str, str],
         output: IO[bytes] | None = None,
+        program: str = "rekey.__main__",
     ) -> None:
-        """Start it; what it prints goes to `output`, or is kept for `communicate`."""
+        """Start it; what it prints goes to `output`, or is kept for `communicate`. `program`: the module whose
+        `main` runs the words."""
         odd = {name for name, value in environment.items() if value != os.environ.get(name)}
         odd = {name for name in odd if name.startswith(("PYTHON", "LC_", "LANG"))}
         assert not odd, f"{odd} are for an interpreter that starts, and this one has"
         self._printed = () if output else (_Stream(), _Stream())
         streams = self._printed or (_Passed(output.fileno()), _Passed(output.fileno()))
-        self._process = forked(rekey, tuple(words), os.fspath(folder), dict(environment), streams)
+        self._process = forked(rekey, tuple(words), os.fspath(folder), dict(environment), streams, program)
 
     @property
     def pid(self) -> int:
@@ -111,7 +114,7 @@ class Forked:
 
 
 class ForkedInstead:
-    """Stands for the module `subprocess` where a program starts `python -m rekey` with output to a file."""
+    """Stands for the module `subprocess` where rekey starts `python -m` on itself with output to a file."""
 
     DEVNULL, STDOUT = subprocess.DEVNULL, subprocess.STDOUT
     TimeoutExpired = subprocess.TimeoutExpired
@@ -121,9 +124,10 @@ class ForkedInstead:
         words: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdout: IO[bytes], **_: object
     ) -> Forked:
         """Start it; an interpreter that runs already takes no option from its environment."""
-        assert words[1:3] == ["-m", "rekey"]
+        _, option, program, *rest = words
+        assert option == "-m" and program.partition(".")[0] == "rekey"
         taken = {name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"}
-        return Forked(words[3:], cwd, taken, stdout)
+        return Forked(rest, cwd, taken, stdout, "rekey.__main__" if program == "rekey" else program)
 
 
 _IN_A_SHELL = """#!{python} -IS
@@ -214,11 +218,13 @@ class _Stream(_Passed):
 
 
 def rekey(
-    words: Sequence[str], folder: str, environment: Mapping[str, str], streams: Sequence[_Passed]
+    words: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    streams: Sequence[_Passed],
+    program: str = "rekey.__main__",
 ) -> None:
     """Be `rekey WORDS` with the last streams of input, output and errors: what a process is started with."""
-    from rekey.cli.main import run
-
     for descriptor, stream in enumerate(streams, 3 - len(streams)):
         stream.become(descriptor)
     os.environ.clear()
@@ -227,4 +233,4 @@ def rekey(
     time.tzset()
     tempfile.tempdir = None
     sys.argv = ["rekey", *words]
-    sys.exit(run())
+    sys.exit(importlib.import_module(program).main())
