@@ -65,8 +65,9 @@ class Forked:
         output: IO[bytes] | None = None,
         program: str = "rekey.__main__",
     ) -> None:
-        """Start it; what it prints goes to `output`, or is kept for `communicate`. `program`: the module whose
-        `main` runs the words."""
+        """Start it; what it prints goes to `output`, or is kept for `communicate`.
+        `program`: the module whose `main` runs the words.
+        """
         odd = {name for name, value in environment.items() if value != os.environ.get(name)}
         odd = {name for name in odd if name.startswith(("PYTHON", "LC_", "LANG"))}
         assert not odd, f"{odd} are for an interpreter that starts, and this one has"
