@@ -22,6 +22,7 @@ import pytest
 from rekey.cli.main import rekey as group
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
+from rekey.model import Row
 from tests.worlds.projects import USERS_SCRIPT, Project
 from tests.worlds.small import user
 
@@ -112,12 +113,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
 def everything(project: Project) -> object:
     """All rows of both accounts, and all files but the state file, in which look-ups are recorded."""
     names = ("Users", "UsersV2", "PostsV2", "rekeycontrol", "rekeymap", "rekeyjournal")
-    tables = [
-        service.dump(name)
-        for service in (project.tables, project.restricted)
-        for name in names
-        if asyncio.run(service.table_exists(name))
-    ]
+
+    async def rows() -> list[list[Row]]:
+        return [
+            service.dump(name)
+            for service in (project.tables, project.restricted)
+            for name in names
+            if await service.table_exists(name)
+        ]
+
+    tables = asyncio.run(rows())
     files = [path for path in project.folder.rglob("*") if path.is_file() and "state." not in path.name]
     return tables, {path: path.read_bytes() for path in files}
 

@@ -1,8 +1,13 @@
-"""What the commands refuse: the exit code, the words, no traceback, nothing written."""
+"""What the commands refuse: the exit code, the words, no traceback, nothing written.
+
+Soak: every wrong script with every command.
+Reason, and what `make test` covers: all load scripts alike; every wrong script once, every command twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import shutil
@@ -67,10 +72,20 @@ EDITS = [
     pytest.param(USERS_SCRIPT.replace('"UsersV2"', '"Users V2"'), "not a table name", id="table name"),
     pytest.param(USERS_SCRIPT.replace('capture="delta",', ""), "capture", id="capture missing"),
 ]
+WRONG = [
+    pytest.param(
+        command,
+        *edit.values,
+        id=f"{command}: {edit.id}",
+        marks=[pytest.mark.soak] if (at - number) % 4 else [],
+    )
+    for (number, command), (at, edit) in itertools.product(
+        enumerate(["plan", "apply", "status", "verify"]), enumerate(EDITS)
+    )
+]
 
 
-@pytest.mark.parametrize("command", ["plan", "apply", "status", "verify"])
-@pytest.mark.parametrize(("text", "what"), EDITS)
+@pytest.mark.parametrize(("command", "text", "what"), WRONG)
 def test_a_wrong_script_exits_2_and_names_script_and_cure(
     rekey: Commands, project: Project, command: str, text: str, what: str
 ) -> None:

@@ -46,7 +46,7 @@ from tests.worlds.dual_write import delete
 from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
-ROWS = 400
+ROWS = 140
 EXECUTOR = '\n[executor]\nslice = "2s"\n'
 TERM_S, MARGIN_S = 2 + 5, 60
 
@@ -146,7 +146,7 @@ def test_content_keys_and_index_tables_are_copied(project: Project) -> None:
 
 def test_main_and_secondary_rows_are_copied_together(project: Project) -> None:
     script_id = project.script(SECONDARY_SCRIPT)
-    rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}", Club="c", Teams="x,y") for n in range(ROWS)]
+    rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}", Club="c", Teams="x,y") for n in range(200)]
     _fill(project, "Races", rows)
     pairs = PairsWatch(Mapper(project.scripts[script_id].migration, {}))
     with pairs.watching(), inline(project) as executor:

@@ -2,6 +2,9 @@
 
 Throttle, requests and their repetitions are the program's own; the service is the stub's allowance, and time
 is simulated, so the machine does not count. `make bench` (part `rates`) shows the same with whole copies.
+
+Soak: the limit of the target; a comparison of twice the rows.
+Reason, and what `make test` covers: seconds; limits below and beyond the target.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.sent import RequestKind
 from rekey.tables.transport import NoAnswer, Request
+from tests.soaking import others_in_soak
 
 LATENCY = 0.03
 ROWS, PAGE = 100, 1_000
@@ -153,7 +157,10 @@ def of(service: Service, **more: object) -> Process:
     return Process(service, following(service), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("limit", "found"), [(10_000, 10), (20_000, 10), (60_000, 50)])
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    others_in_soak([(10_000, 10), (20_000, 10), (60_000, 50)], kept=[(10_000, 10), (60_000, 50)]),
+)
 def test_a_limit_is_found_and_kept_to_whether_below_or_beyond_the_target(limit: int, found: int) -> None:
     service = Service(str(limit))
     let_work(found + 20, of(service))
@@ -274,8 +281,9 @@ def test_the_rates_are_told_with_those_of_kinds() -> None:
     assert re.fullmatch(r"[\d,]+ entities/s, [\d,]+ entities/s by batch", process.throttle.describe())
 
 
-def test_a_comparison_reads_as_fast_as_the_rates_allow_and_asks_for_no_more() -> None:
+@pytest.mark.parametrize("rows", others_in_soak([30_000, 60_000], kept=[30_000]))
+def test_a_comparison_reads_as_fast_as_the_rates_allow_and_asks_for_no_more(rows: int) -> None:
     """A reader has the rate of a partition: idle ones divide its range before they wait for long."""
-    found = freezes.measure(60_000, lambda _said: None)
+    found = freezes.measure(rows, lambda _said: None)
     assert found["met"], found
     assert found["refused"] == 0

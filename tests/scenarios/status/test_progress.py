@@ -34,7 +34,7 @@ from tests.worlds.projects import USERS_SCRIPT, Project
 from tests.worlds.small import Killed, user
 
 SCRIPT = "0001_users"
-ROWS = 4000
+ROWS, PASSED = 4000, 1200
 RATE, PARTITION_RATE = 400, 40
 TRIED_S = 0.02
 
@@ -178,8 +178,8 @@ def test_a_run_that_goes_on_knows_how_far_the_large_partition_is(project: Projec
 
 def test_passes_know_how_many_rows_they_go_over(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row check finds it out by itself; a comparison reads both sides."""
-    fill(project, 4000, hot=0.1)
-    monkeypatch.setattr(inventory, "GUESS_ROWS", 1000)
+    fill(project, PASSED, hot=0.1)
+    monkeypatch.setattr(inventory, "GUESS_ROWS", PASSED // 4)
     totals: dict[str, list[tuple[int, int | None]]] = {}
 
     class Totals(Progress):
@@ -192,10 +192,10 @@ def test_passes_know_how_many_rows_they_go_over(project: Project, monkeypatch: p
         commands.verify(session, SCRIPT, mode=commands.Mode.FULL)
     check_of_rows = totals[f"{SCRIPT}: read Users"]
     assert check_of_rows[0][1] is None
-    assert check_of_rows[-1] == (4000, pytest.approx(4000, rel=0.2))
-    assert totals["backfill"][-1] == (4000, 4000)
-    assert totals["compare"][-1] == (8000, 8000)
-    assert totals["verify"][-1] == (8000, 8000)
+    assert check_of_rows[-1] == (PASSED, pytest.approx(PASSED, rel=0.2))
+    assert totals["backfill"][-1] == (PASSED, PASSED)
+    assert totals["compare"][-1] == (2 * PASSED, 2 * PASSED)
+    assert totals["verify"][-1] == (2 * PASSED, 2 * PASSED)
 
 
 # --- what holds it back, and the file that says so ----------------------------------------------------------
