@@ -9,6 +9,8 @@ Rules kept here:
 * Reads a second "on one core" are those for each second of a processor: stub and asker need cores.
   Several processes are the sum over them. The wall clock says as much only where there
   are cores for all.
+* A token is sent over TLS, so its point read is compared with that of a shared key over TLS, in turns; the
+  added latency is over the stub itself, TLS included. The token is verified once and remembered.
 * Inserts are timed through the SDK's own client, 30 ms from the accounts, against the same without a proxy.
 """
 
@@ -20,6 +22,7 @@ import hmac
 import os
 import selectors
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -37,12 +40,15 @@ import psutil
 
 from benchmarks import dualwrite, project
 from benchmarks.asked import figure
+from benchmarks.issuer import SECTION, issuing
 from benchmarks.latency import Latency
 from benchmarks.stub import ACCOUNT, KEY, POINTS, StubProcess
+from rekey.proxy.trial import trial_files
 from rekey.rehearse.azurite import Azurite
 
 CONNECTIONS = 32
 MOST_ADDED_MS = {"median": 0.5, "p99": 3.0}
+MOST_ADDED_BY_TOKEN_MS = 0.6
 LEAST_READS, LEAST_TIMES_TWO = 4_000, 1.8
 MOST_TIMES_INSERT = 3.2
 OPEN_CONNECTIONS, MOST_MIB = 2_000, 300
@@ -101,6 +107,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> dict[str, Any]:
             added = _added(stub.port, one.port, sizes.turns)
             say(f"point reads over {CONNECTIONS} connections, one process")
             alone = _load(one, sizes.seconds)
+        token = _token(stack, folder, stub.port, environ, sizes.turns, say)
         with _proxy(folder, environ) as one:
             say(f"{sizes.connections:,} open connections")
             mib = _memory(one, sizes.connections)
@@ -114,6 +121,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> dict[str, Any]:
             for name, most in MOST_ADDED_MS.items()
         },
         "latencies_ms": added["latencies_ms"],
+        "added_token_median_ms": token,
         "one_core": figure(
             f"at least {LEAST_READS:,} reads for each second of a processor, {CONNECTIONS} connections",
             alone["reads_per_cpu_second"],
@@ -261,6 +269,55 @@ def _added(direct: int, through: int, turns: int) -> dict[str, Any]:
             for name, port in (("direct", direct), ("through_the_proxy", through))
         },
     }
+
+
+def _token(
+    stack: ExitStack,
+    folder: Path,
+    direct: int,
+    environ: dict[str, str],
+    turns: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return the latency that a proxy adds to a point read with a token, beside that with a shared key."""
+    issued, files = stack.enter_context(issuing()), trial_files(folder / "trial")
+    section = SECTION.format(certificate=files.certificate, key=files.key, authority=issued.authority)
+    config = (folder / "rekey.toml").read_text("utf-8") + section
+    (folder / "tokens.toml").write_text(config, "utf-8")
+    with _proxy(folder, environ, config="tokens.toml") as proxy, ExitStack() as connections:
+        say(f"{turns:,} point reads in turns over TLS, with a token and with a shared key")
+        trusted = ssl.create_default_context(cafile=str(files.ca))
+        with_key = _read_of(proxy.port)
+        head, _, rest = with_key.partition(b"Authorization: ")
+        with_token = head + f"Authorization: Bearer {issued.token}".encode() + rest[rest.index(b"\r\n") :]
+
+        def connected(port: int, *, encrypted: bool) -> socket.socket:
+            connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not encrypted:
+                return connection
+            return connections.enter_context(trusted.wrap_socket(connection, server_hostname="127.0.0.1"))
+
+        ways = {
+            "direct": (connected(direct, encrypted=False), _read_of(direct)),
+            "shared_key": (connected(proxy.port, encrypted=True), with_key),
+            "token": (connected(proxy.port, encrypted=True), with_token),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(turns // 10 + turns):
+            for name, way in ways.items():
+                ms = _ask(*way)
+                if turn >= turns // 10:
+                    taken[name].append(ms)
+    medians = {name: statistics.median(all_ms) for name, all_ms in taken.items()}
+    added = medians["token"] - medians["direct"]
+    return figure(
+        f"at most {MOST_ADDED_BY_TOKEN_MS} ms",
+        added,
+        added <= MOST_ADDED_BY_TOKEN_MS,
+        times_shared_key=round(medians["token"] / medians["shared_key"], 2),
+        latencies_ms={name: round(median, 3) for name, median in medians.items()},
+    )
 
 
 def _load(proxy: _Proxy, seconds: float) -> dict[str, Any]:
