@@ -156,10 +156,14 @@ def _allow(section: Section) -> tuple[Allowed, ...]:
     example = 'write allow = [{ object_id = "ID", view = "old", rights = "write" }]'
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         section.fail("allow", "is not a list of principals, each with view and rights", example)
-    return tuple(
+    allowed = tuple(
         _allowed(Section(section.path, f"{section.name}.allow", entry, section.text_of_file))
         for entry in entries
     )
+
+    if len({(entry.kind, entry.id) for entry in allowed}) < len(allowed):
+        section.fail("allow", "names a principal twice", "the first entry decides: remove the other one")
+    return allowed
 
 
 def _allowed(entry: Section) -> Allowed:

@@ -71,6 +71,7 @@ def test_an_authority_brings_its_issuers(tmp_path: Path, authority: str, issuer:
     ("text", "problem"),
     [
         (SECTION, "allow: is not a list of principals"),
+        (f"{SECTION}allow = [{ENTRY}, {ENTRY.replace('write', 'read')}]\n", "allow: names a principal twice"),
         (f"{SECTION}allow = []\n", "allow: is not a list of principals"),
         (f'{SECTION}allow = ["{USER}"]\n', "allow: is not a list of principals"),
         (

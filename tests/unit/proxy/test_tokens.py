@@ -242,6 +242,30 @@ def test_a_hostile_token_is_refused(name: str) -> None:
         assert len(part) < 8 or part not in told
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "alg none, with the signature of another token",
+            "no alg",
+            "alg as a list",
+            "PS256 with the tenant's key",
+        ),
+        *("HS256 with the public key in PEM as the secret", "ES256 with a key of its own"),
+        *("RS512 with the tenant's key", "jku, an address of keys", "x5u, an address of certificates"),
+        *(
+            "jwk, a key in the header",
+            "crit, an extension that must be understood",
+            "typ pop, a proof of possession",
+        ),
+        *("a signature with unused bits set", "a signature with padding", "a token that is too long"),
+    ],
+)
+def test_such_a_token_is_refused_before_any_key_is_asked_for(name: str) -> None:
+    with pytest.raises(RequestRejected):
+        key_id_of(HOSTILE[name]())
+
+
 def test_there_are_at_least_forty_hostile_tokens_and_no_two_are_the_same() -> None:
     assert len({make() for make in HOSTILE.values()}) == len(HOSTILE) >= 40
 
