@@ -182,12 +182,7 @@ def _is_usable(jwk: dict[str, Any], entra: Entra) -> bool:
     issuer = jwk.get("issuer")
     # Entra ID lists keys of several issuers at once, among them that of personal accounts.
     is_ours = issuer is None or str(issuer).replace("{tenantid}", entra.tenant) in entra.issuers.values()
-    return (
-        jwk.get("kty") == "RSA"
-        and jwk.get("use", "sig") == "sig"
-        and jwk.get("alg", ALGORITHM) == ALGORITHM
-        and is_ours
-    )
+    return jwk.get("use", "sig") == "sig" and jwk.get("alg", ALGORITHM) == ALGORITHM and is_ours
 
 
 def refused_token(why: str) -> RequestRejected:
