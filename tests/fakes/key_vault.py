@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,6 +107,12 @@ class FakeVault(HttpTransport[Any, Any]):
             return Answer(request, refused.status, {"error": {"code": "X", "message": SAID}}, headers)
 
 
+@cache
+def _private(_version: str) -> rsa.RSAPrivateKey:
+    """Return the private key of a version; generating it takes longer than most tests."""
+    return rsa.generate_private_key(65537, 2048)
+
+
 class Vault(FakeVault):
     """Holds the versions of one RSA key; the last one is current."""
 
@@ -114,10 +121,10 @@ class Vault(FakeVault):
         self.kty = kty
         self.operations = ["wrapKey", "unwrapKey", "sign"]
         self.disabled: set[str] = set()
-        self.versions = {FIRST: private or rsa.generate_private_key(65537, 2048)}
+        self.versions = {FIRST: private or _private(FIRST)}
 
     def rotate(self) -> None:
-        self.versions[SECOND] = rsa.generate_private_key(65537, 2048)
+        self.versions[SECOND] = _private(SECOND)
 
     def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
         _, _, name, *rest = path.split("/")
