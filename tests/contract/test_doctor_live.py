@@ -19,6 +19,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import SIGNED_S
 from tests.asserts.documents import ROOT
 from tests.asserts.every import every
+from tests.fakes.clock import FakeClock
 from tests.fakes.deviations import DEVIATIONS, Deviate, DeviatingProxy, Forward, header
 from tests.fakes.fault_proxy import Answered, Asked, error_answer
 from tests.fakes.memory import MemoryTableService, Mood
@@ -54,8 +55,8 @@ def unknown(seen: Mapping[str, Seen]) -> list[Deviation]:
 @pytest.mark.parametrize("mood", Mood)
 async def test_tables_in_memory_do_what_is_taken_for_granted(mood: Mood) -> None:
     """They are stricter than Azurite: nothing is excused."""
-    memory = MemoryTableService(mood=mood)
-    stage = Stage(memory, new_prefix(await memory.server_time()), Account("http://127.0.0.1:1/memory"))
+    memory, account = MemoryTableService(mood=mood), Account("http://127.0.0.1:1/memory")
+    stage = Stage(memory, new_prefix(await memory.server_time()), account, clock=FakeClock())
     seen = await checked(stage, ALIKE, asyncio.get_running_loop().time() + 60)
     found = {name for name, each in seen.items() if deviations(name, each, azurite=False)}
     assert found == ({"addresses"} if mood is Mood.DECODES_TWICE else set())
