@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -120,7 +121,7 @@ def test_java_makes_every_vector(tmp_path: Path) -> None:
 def test_go_makes_every_vector(tmp_path: Path) -> None:
     subprocess.run(
         [tool("go"), "build", "-o", str(tmp_path / "run"), "keys.go", "run.go"],
-        cwd=FOLDER, check=True, env={"GOCACHE": str(tmp_path), "HOME": str(tmp_path), "GOFLAGS": "-mod=mod"},
+        cwd=FOLDER, check=True, env=os.environ | {"GOFLAGS": "-mod=mod"},
     )  # fmt: skip
     assert printed(tmp_path / "run") == EXPECTED
 
