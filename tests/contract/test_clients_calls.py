@@ -2,6 +2,9 @@
 metadata, exceptions and their codes. Before a migration has begun, and while the replicas follow.
 
 Each scenario is run with the SDK's client and with ours, on tables of their own, on Azurite.
+
+Soak: before a migration has begun with the asynchronous client, and in `dual_write` with the synchronous one.
+Reason, and what `make test` covers: each scenario with both clients, and in each phase with one of them.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from tests.asserts.client_pairs import Driver, ours, plain
+from tests.soaking import others_in_soak
 from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
 
 pytestmark = [pytest.mark.azurite]
@@ -295,16 +299,22 @@ async def begun(
     ).create_tables()
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-@pytest.mark.parametrize("scenario", [*SCENARIOS, missing_table], ids=lambda one: one.__name__)
+def scenarios_with_both(scenarios: list[Scenario], *, sync: bool) -> pytest.MarkDecorator:
+    """Return scenarios for `parametrize`; those with the other client are for the soak."""
+    pairs = [(scenario, kind) for scenario in scenarios for kind in (False, True)]
+    cases = others_in_soak(pairs, kept=[(scenario, kind) for scenario, kind in pairs if kind is sync])
+    ids = [f"{scenario.__name__}-{'sync' if kind else 'async'}" for scenario, kind in pairs]
+    return pytest.mark.parametrize(("scenario", "sync"), cases, ids=ids)
+
+
+@scenarios_with_both([*SCENARIOS, missing_table], sync=True)
 async def test_before_a_migration_has_begun(
     azurite: Azurite, begun: Begun, scenario: Scenario, sync: bool
 ) -> None:
     await compared(azurite, begun, scenario, sync=sync)
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+@scenarios_with_both(SCENARIOS, sync=False)
 async def test_while_the_replicas_follow(
     azurite: Azurite, begun: Begun, scenario: Scenario, sync: bool
 ) -> None:
