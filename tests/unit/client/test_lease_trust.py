@@ -109,6 +109,22 @@ async def test_a_beat_that_lands_extends_nothing_if_the_control_row_cannot_be_re
     assert not lease.trusted
 
 
+async def test_a_client_beats_before_it_reads_the_control_row(world: World) -> None:
+    """A runner that moves the row and then lists the clients finds this one, or this one reads the move."""
+    await world.begin(D)
+    lease = world.lease()
+    calls: list[str] = []
+    passing = world.service.gate
+
+    async def note(call: Call) -> None:
+        calls.append(call.action)
+        await passing(call)
+
+    world.service.gate = note
+    await lease._read()
+    assert calls == ["insert_or_replace", "get"]
+
+
 async def test_trust_counts_from_the_beginning_of_a_slow_beat(world: World) -> None:
     await world.begin(D)
     lease = world.lease()
