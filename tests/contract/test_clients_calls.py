@@ -17,13 +17,7 @@ from uuid import UUID
 import pytest
 from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError
-from azure.data.tables import (
-    EdmType,
-    EntityProperty,
-    RequestTooLargeError,
-    TableTransactionError,
-    UpdateMode,
-)
+from azure.data.tables import EdmType, EntityProperty, RequestTooLargeError, TableTransactionError, UpdateMode
 
 from rekey import Migration, Target, keys, props
 from rekey.phases import ControlPhase
@@ -288,9 +282,7 @@ async def compared(azurite: Azurite, begun: Begun, scenario: Scenario, *, sync: 
 
 @pytest.fixture
 async def begun(
-    tables_service: AzureTableService,
-    restricted_service: AzureTableService,
-    table_name: Callable[[str], str],
+    tables_service: AzureTableService, restricted_service: AzureTableService, table_name: Callable[[str], str]
 ) -> Begun:
     """A migration that has tables and no control row."""
     migration = migration_of(table_name("Users"), table_name("UsersV2"))

@@ -364,9 +364,7 @@ def world(
     ),
 )
 async def test_a_proxy_answers_as_the_account_does(
-    world: World,
-    state: str,
-    scenario: Callable[..., Any],
+    world: World, state: str, scenario: Callable[..., Any]
 ) -> None:
     declared, plain = migration_of(world.table_name), world.table_name("Plain")
     await world.begun(STATES[state], declared)
@@ -388,10 +386,7 @@ async def test_a_proxy_answers_as_the_account_does(
     ),
 )
 async def test_under_an_alias_the_new_table_answers_by_the_old_name(
-    world: World,
-    scenario: Callable[..., Any],
-    elsewhere: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, scenario: Callable[..., Any], elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target's own name is in no answer, whatever metadata is asked for; also of another account's."""
     declared, plain = migration_of(world.table_name, elsewhere=elsewhere), world.table_name("Plain")
@@ -403,10 +398,7 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
     await world.begun(COMPLETE, declared, elsewhere=elsewhere)
     await world.tables.create_table(plain)
     world.configure(more)
-    async with (
-        world.between(declared) as (direct, behind),
-        wired(there.endpoint, there) as beyond,
-    ):
+    async with world.between(declared) as (direct, behind), wired(there.endpoint, there) as beyond:
         expected = await answers(direct, plain, scenario)
         found = await answers(behind, source, scenario, there.endpoint)
         assert found == expected
@@ -422,9 +414,7 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
         assert (await direct.ask("GET", f"{source}()")).json["value"] == []
 
 
-async def test_rows_are_read_under_the_name_of_the_secondary_as_well(
-    world: World,
-) -> None:
+async def test_rows_are_read_under_the_name_of_the_secondary_as_well(world: World) -> None:
     """An SDK reads there when the account's own address fails it; nothing is written there."""
     declared = migration_of(world.table_name)
     source = declared.migration.source
@@ -447,8 +437,7 @@ async def test_rows_are_read_under_the_name_of_the_secondary_as_well(
 
 
 async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothing_else(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rekey proxy 0001` in a project whose `[proxy.views]` names tables of 0002 as well."""
     declared = migration_of(world.table_name)
@@ -463,10 +452,7 @@ async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothi
     with pytest.raises(ConfigurationError, match="is no table of a migration"):
         async with proxied(world.config, declared):
             pass
-    async with (
-        proxied(world.config, declared, not_followed=[other]) as proxy,
-        world.wired(proxy) as behind,
-    ):
+    async with proxied(world.config, declared, not_followed=[other]) as proxy, world.wired(proxy) as behind:
         for refused in (
             await behind.ask("GET", f"{source}()"),
             await behind.ask("POST", source, row("a"), NO_ECHO),
@@ -478,8 +464,7 @@ async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothi
 
 
 async def test_each_caller_is_given_the_table_that_its_own_alias_means(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old and new versions under one name, through one proxy, told apart by their keys; one with aliases of
     its own is given none of the others'."""
@@ -513,9 +498,7 @@ async def test_each_caller_is_given_the_table_that_its_own_alias_means(
             assert (await other.ask("GET", "People()")).status == 404
 
 
-async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
-    world: World,
-) -> None:
+async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(world: World) -> None:
     """Old view and new view at once, before and after cutover."""
     declared = migration_of(world.table_name)
     source, target = declared.migration.source, declared.migration.target.table
@@ -556,9 +539,7 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
     assert not await clients_of(begun), "leases are returned at the end"
 
 
-async def test_a_proxy_maintains_index_rows_after_complete_until_the_handover(
-    world: World,
-) -> None:
+async def test_a_proxy_maintains_index_rows_after_complete_until_the_handover(world: World) -> None:
     """Behind it an application does not even know of the index."""
     plain = migration_of(world.table_name)
     by_name = world.table_name("ByName")
@@ -607,8 +588,7 @@ ODD_VALUES: dict[str, tuple[Any, str | None]] = {
 
 @pytest.mark.parametrize("state", ["source", "dual_write", "cutover"])
 async def test_what_the_account_takes_is_taken_in_every_phase_and_all_tables_hold_the_same(
-    world: World,
-    state: str,
+    world: World, state: str
 ) -> None:
     """The account judges values, names and sizes, so that what a client may write does not change when the
     replicas begin to follow. Azurite takes all of these."""
@@ -668,8 +648,7 @@ async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a
 
 
 async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_ends(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not cancelled, and the lease is returned after it."""
     declared = migration_of(world.table_name)
@@ -693,8 +672,7 @@ async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_en
 
 
 async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A freeze would wait for it, while the account does not answer."""
     declared = migration_of(world.table_name)
@@ -726,9 +704,7 @@ async def clients_of(begun: Begun) -> list[Any]:
     return list(await Registry(begun.restricted, begun.declared.script_id).list())
 
 
-async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
-    world: World,
-) -> None:
+async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(world: World) -> None:
     """Which Azurite ignores. In both a migrated table and one that passes."""
     declared, plain = migration_of(world.table_name), world.table_name("Plain")
     await world.begun(STATES["dual_write"], declared)
@@ -736,22 +712,12 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
     key = AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key)
     may = TableSasPermissions(read=True, add=True, update=True, delete=True)
     ends = datetime(2200, 1, 1, tzinfo=UTC)
-    async with (
-        proxied(world.config, declared) as proxy,
-        world.wired(proxy) as owner,
-    ):
+    async with proxied(world.config, declared) as proxy, world.wired(proxy) as owner:
         for table in (plain, declared.migration.source):
             for name in "abc":
                 assert (await owner.ask("POST", table, row(name), NO_ECHO)).status == 204
             signed = generate_table_sas(
-                key,
-                table,
-                permission=may,
-                expiry=ends,
-                start_pk="eu",
-                start_rk="a",
-                end_pk="eu",
-                end_rk="b",
+                key, table, permission=may, expiry=ends, start_pk="eu", start_rk="a", end_pk="eu", end_rk="b"
             )
 
             async def ask(method: str, path: str, *more: Any, signed: str = signed) -> tuple[int, Any]:
@@ -787,9 +753,7 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_under_the_own_names(
-    world: World,
-    elsewhere: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared with new keys, `epk=tenant-a` held for the rows of all three tenants."""
     name = world.table_name("Users")
@@ -871,8 +835,7 @@ async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_und
 
 
 async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a migrated table and in one that passes; a policy that is taken away revokes it."""
     monkeypatch.setattr("rekey.proxy.handler._POLICIES_S", 0.0)
@@ -881,10 +844,7 @@ async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
     await world.tables.create_table(plain)
     key = AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key)
     xml = {"Content-Type": "application/xml", "Accept": "application/xml"}
-    async with (
-        proxied(world.config, declared) as proxy,
-        world.wired(proxy) as owner,
-    ):
+    async with proxied(world.config, declared) as proxy, world.wired(proxy) as owner:
         for table in (plain, declared.migration.source):
             signed = generate_table_sas(key, table, policy_id="readers")
 
@@ -908,10 +868,7 @@ async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
             assert await ask("GET", f"{table}()") == 403
 
 
-async def test_new_keys_are_told_at_the_admin_address(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_new_keys_are_told_at_the_admin_address(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """For their own token they are those under which the rows are; without it there are none."""
     monkeypatch.setenv("PROXY_TOKEN", "a token of enough bytes")
     world.configure('[proxy.access.token]\nenv = "PROXY_TOKEN"')
@@ -933,9 +890,7 @@ async def test_new_keys_are_told_at_the_admin_address(
         assert told == {"table": target, "partition_key": made["PartitionKey"], "row_key": made["RowKey"]}
 
 
-async def test_what_is_not_about_rows_passes(
-    world: World,
-) -> None:
+async def test_what_is_not_about_rows_passes(world: World) -> None:
     """Service properties, the list of tables, stored access policies, and a large body."""
     table = world.table_name("Plain")
     async with world.between() as (direct, behind):
@@ -967,8 +922,7 @@ async def test_what_is_not_about_rows_passes(
 
 
 async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_there(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a row that is there, made of its content, and for the token alone."""
     token = "a token for new keys"

@@ -10,14 +10,7 @@ import pytest
 
 from rekey.core.clock import ticks_of
 from rekey.core.edm import canonical_content
-from rekey.errors import (
-    ConditionFailed,
-    RequestRejected,
-    RowExists,
-    RowMissing,
-    ServiceError,
-    TableMissing,
-)
+from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowMissing, ServiceError, TableMissing
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Table, TableService, Verb
 from rekey.tables.sent import OPERATIONS, RequestKind, requests_in, since

@@ -296,8 +296,7 @@ def test_what_reads_the_state_file_alone_needs_nothing_of_the_service() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.42, "0.4 s"), (12, "12 s"), (180, "3 min"), (7300, "2 h"), (86400 * 30, "30 d")],
+    ("seconds", "text"), [(0.42, "0.4 s"), (12, "12 s"), (180, "3 min"), (7300, "2 h"), (86400 * 30, "30 d")]
 )
 def test_durations_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -11,12 +11,7 @@ from rekey.errors import ExitCode
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 
-S, D, F, C = (
-    ControlPhase.SOURCE,
-    ControlPhase.DUAL_WRITE,
-    ControlPhase.FREEZE,
-    ControlPhase.CUTOVER,
-)
+S, D, F, C = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER)
 DONE = (ControlPhase.COMPLETE, ControlPhase.RETIRED)
 FACTS = ClientFacts("0001_users", "digest", {"users": "print", "spare": "other"}, "old", "web")
 NEW = replace(FACTS, view="new")

@@ -133,12 +133,7 @@ def test_an_epoch_of_another_run_is_not_acknowledged_however_high_it_is() -> Non
     ids=str,
 )
 def test_a_row_that_cannot_be_read_is_an_error_never_a_client_less(change: dict[str, object]) -> None:
-    row = {
-        **to_row(SCRIPT, CLIENT),
-        "Timestamp": "2024-01-01T00:00:00Z",
-        "odata.etag": "e",
-        **change,
-    }
+    row = {**to_row(SCRIPT, CLIENT), "Timestamp": "2024-01-01T00:00:00Z", "odata.etag": "e", **change}
     for name in [name for name, value in change.items() if value is None]:
         del row[name]
     with pytest.raises(StateUnusable):

@@ -32,14 +32,7 @@ from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
 from rekey.client.sdk.client import policies_of
 from rekey.client.sdk.errors import TransactionRefused, answer_to_error, refusal_in
-from rekey.client.sdk.options import (
-    ClientOptions,
-    Endpoint,
-    account_of,
-    prepared_with,
-    timeouts_for,
-    view_of,
-)
+from rekey.client.sdk.options import ClientOptions, Endpoint, account_of, prepared_with, timeouts_for, view_of
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import (
     Ambiguous,
@@ -421,10 +414,7 @@ def test_a_wrong_address_or_credential_of_the_tables_account_is_refused_as_by_th
         "restricted_endpoint": BASE,
         "restricted_credential": named,
     }
-    for kind, dual in (
-        (TableClient, DualWriteTableClient),
-        (AsyncTableClient, AsyncDualWriteTableClient),
-    ):
+    for kind, dual in ((TableClient, DualWriteTableClient), (AsyncTableClient, AsyncDualWriteTableClient)):
         for endpoint, credential in ((123456, named), ("https://", named), (BASE, None), (BASE, "text")):
             assert refusal(dual, endpoint, credential, **ours) == refusal(kind, endpoint, credential)
 

@@ -18,10 +18,7 @@ def writes(window: int, partition: str, *rows: str) -> list[Write]:
     of = CopyWindow(number=window)
     return [
         Write(
-            Verb.INSERT,
-            {"PartitionKey": partition, "RowKey": row},
-            source=EntityKey("old", row),
-            window=of,
+            Verb.INSERT, {"PartitionKey": partition, "RowKey": row}, source=EntityKey("old", row), window=of
         )
         for row in rows
     ]

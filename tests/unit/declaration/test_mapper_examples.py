@@ -76,11 +76,7 @@ def test_users_get_opaque_ids_and_keep_their_address(scripts: dict[str, Declared
     assert required_secrets(scripts["0001_users_opaque_ids"].migration) == ["users"]
     digest = hmac.digest(SECRET, b"rekey/v1\0user\0" + address.encode(), hashlib.sha256)
     (main,) = made.map(row)
-    assert main.row == {
-        **content_of(row),
-        "RowKey": crockford.encode(digest[:20]),
-        "ContactEmail": address,
-    }
+    assert main.row == {**content_of(row), "RowKey": crockford.encode(digest[:20]), "ContactEmail": address}
     assert not made.content_derived
     comes_back(made, row)
 

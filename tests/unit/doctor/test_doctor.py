@@ -85,9 +85,7 @@ CASES: dict[str, Case] = {
     ),
     "config-writable": Case(WARNING, changed("configuration", file=file(mode=0o664))),
     "secret-unreadable": Case(
-        WARNING,
-        changed("configuration", secrets=(SecretSeen("spare", trouble=NO),)),
-        secret(trouble=NO),
+        WARNING, changed("configuration", secrets=(SecretSeen("spare", trouble=NO),)), secret(trouble=NO)
     ),
     "secret-short": Case(NOTE, secret(length=16), secret(length=32)),
     "secret-guessable": Case(WARNING, secret(distinct=7), secret(distinct=8)),
@@ -153,9 +151,7 @@ CASES: dict[str, Case] = {
         changed(sources={"Users": Reading.MISSING}, stored=(migration(phase="retired"),)),
     ),
     "restricted-unreadable": Case(
-        ERROR,
-        changed(store=store(rekeymap=Reading.REFUSED)),
-        changed(store=store(rekeymap=Reading.MISSING)),
+        ERROR, changed(store=store(rekeymap=Reading.REFUSED)), changed(store=store(rekeymap=Reading.MISSING))
     ),
     "restricted-unwritable": Case(ERROR, changed(writing=Writing("rekeycontrol", NO))),
     "writing-not-tried": Case(NOTE, changed(writing=Writing())),
@@ -262,11 +258,7 @@ def test_a_sound_project_has_notes_only() -> None:
 def test_an_error_fails_a_warning_only_when_strict_a_note_never() -> None:
     reports = {
         severity: examine(CASES[code].fires)
-        for code, severity in (
-            ("key-unusable", ERROR),
-            ("same-account", WARNING),
-            ("lock-held", NOTE),
-        )
+        for code, severity in (("key-unusable", ERROR), ("same-account", WARNING), ("lock-held", NOTE))
     }
     assert [reports[one].fails(strict=False) for one in (ERROR, WARNING, NOTE)] == [True, False, False]
     assert [reports[one].fails(strict=True) for one in (ERROR, WARNING, NOTE)] == [True, True, False]

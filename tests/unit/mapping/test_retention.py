@@ -8,14 +8,7 @@ import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.errors import Erased, SealedUnreadable
-from rekey.mapping.rows import (
-    Cohort,
-    Tombstones,
-    cohorts,
-    day_of,
-    is_tombstone,
-    over_at,
-)
+from rekey.mapping.rows import Cohort, Tombstones, cohorts, day_of, is_tombstone, over_at
 from rekey.mapping.sealing import DataKey
 from rekey.model import EntityKey, Row
 from rekey.state.audit import AuditEvent, erasures

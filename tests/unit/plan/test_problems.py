@@ -14,13 +14,7 @@ from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.plan.absent import explained, named_properties, spelling_of
-from rekey.plan.problems import (
-    Started,
-    declaration_problems,
-    ordered,
-    row_problems,
-    table_problems,
-)
+from rekey.plan.problems import Started, declaration_problems, ordered, row_problems, table_problems
 from rekey.plan.result import (
     CollisionGroup,
     Collisions,

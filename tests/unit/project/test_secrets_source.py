@@ -16,13 +16,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from rekey.core.crockford import ALPHABET
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, SecretMissing, Unavailable
 from rekey.project.keyvault import split_url
-from rekey.project.secrets_source import (
-    SecretKind,
-    SecretSource,
-    fingerprint,
-    from_key_vault,
-    read_secret,
-)
+from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, from_key_vault, read_secret
 from tests.fakes.key_vault import SAID, Credential, FakeVault
 
 SECRET = "a secret of some length"

@@ -57,10 +57,7 @@ async def test_a_host_with_an_ipv6_address_is_served_where_ipv6_is_off(
 
 @pytest.mark.parametrize(
     ("families", "error"),
-    [
-        ({socket.AF_INET6, socket.AF_INET}, errno.EADDRNOTAVAIL),
-        ({socket.AF_INET6}, errno.EADDRINUSE),
-    ],
+    [({socket.AF_INET6, socket.AF_INET}, errno.EADDRNOTAVAIL), ({socket.AF_INET6}, errno.EADDRINUSE)],
 )
 async def test_an_address_that_cannot_be_had_is_an_error(
     runner: web.ServerRunner, monkeypatch: pytest.MonkeyPatch, families: set[int], error: int

@@ -17,14 +17,7 @@ from yoyo.exceptions import BadMigration
 
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
-from rekey.errors import (
-    GateClosed,
-    Locked,
-    MachineFailed,
-    Refused,
-    RekeyError,
-    StateUnusable,
-)
+from rekey.errors import GateClosed, Locked, MachineFailed, Refused, RekeyError, StateUnusable
 from rekey.phases import ORDER, Phase
 from rekey.state.applied import applied_phases, handover
 from rekey.state.backend import StateBackend
@@ -201,11 +194,7 @@ def test_rollback_takes_phases_back_last_first(open_ledger: OpenLedger, steps: R
     ledger = open_ledger()
     ledger.apply("0001_users", Phase.CUTOVER)
     steps.calls.clear()
-    assert ledger.rollback("0001_users", Phase.DUAL_WRITE) == [
-        Phase.CUTOVER,
-        Phase.RECONCILE,
-        Phase.BACKFILL,
-    ]
+    assert ledger.rollback("0001_users", Phase.DUAL_WRITE) == [Phase.CUTOVER, Phase.RECONCILE, Phase.BACKFILL]
     assert steps.calls == ["-0001_users.cutover", "-0001_users.reconcile", "-0001_users.backfill"]
     assert ledger.applied("0001_users") == [Phase.PREPARE, Phase.DUAL_WRITE]
     ledger.rollback("0001_users", None)

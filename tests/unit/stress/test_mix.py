@@ -65,12 +65,7 @@ def test_shares_are_weights_and_the_rest_has_defaults(tmp_path: Path) -> None:
         ("[mix]\nupdate = 0\n", 1, "[mix]: has no share above 0", "point_read = 60"),
         ("# nothing\n[mix]\n", 2, "[mix]: is missing", "add a section [mix]"),
         ("mix = 3\n", 1, "[mix]: is not a section", "write it as a section"),
-        (
-            LEAST + "[range_query]\ntop = 1001\n",
-            7,
-            "[range_query] top: is more than 1,000",
-            "a smaller",
-        ),
+        (LEAST + "[range_query]\ntop = 1001\n", 7, "[range_query] top: is more than 1,000", "a smaller"),
         (LEAST + "[batch]\nrows = 101\n", 7, "[batch] rows: is more than 100", "a smaller number"),
         (
             LEAST + "[batch]\nrows = 2.5\n",

@@ -715,10 +715,7 @@ async def test_a_tunnel_to_ipv6_has_brackets() -> None:
 async def test_the_transport_separates_not_sent_from_not_answered() -> None:
     async def sent(endpoint: str, **options: Any) -> None:
         transport = Transport(
-            endpoint,
-            SharedKey("account", b"k"),
-            Network(connections=1, **options),
-            agent="test/1",
+            endpoint, SharedKey("account", b"k"), Network(connections=1, **options), agent="test/1"
         )
         try:
             await transport.send(Request("PUT", "Users()", "write", body=b"{}"))

@@ -17,13 +17,7 @@ from rekey.project.config import Account, account_key
 from rekey.tables import credentials
 from rekey.tables.answers import Answer
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import (
-    Credential,
-    SharedKey,
-    Signer,
-    credential_of,
-    signed_headers,
-)
+from rekey.tables.credentials import Credential, SharedKey, Signer, credential_of, signed_headers
 from rekey.tables.requests import RetryPolicy
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()

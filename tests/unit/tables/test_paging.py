@@ -76,11 +76,7 @@ async def test_queries_are_read_to_their_ends_one_after_the_other() -> None:
     async with aclosing(scan(pages, "a", "b")) as found:
         read = [(fetched.rows[0]["RowKey"], more) async for fetched, more in found]
     assert read == [("0", True), ("1", True), ("2", False)]
-    assert pages.asked == [
-        "Users()?$filter=a",
-        "Users()?$filter=a&NextPartitionKey=0",
-        "Users()?$filter=b",
-    ]
+    assert pages.asked == ["Users()?$filter=a", "Users()?$filter=a&NextPartitionKey=0", "Users()?$filter=b"]
     assert [one async for one in scan(pages)] == []
 
 

@@ -24,15 +24,7 @@ from rekey import errors
 from rekey.core.clock import format_ticks, ticks_of
 from rekey.core.edm import canonical_content
 from rekey.model import EVERYTHING, TIMESTAMP, content_of, etag_of, key_of
-from rekey.tables.answers import (
-    Answer,
-    checked,
-    may_be_applied,
-    read_batch,
-    read_etag,
-    read_page,
-    read_time,
-)
+from rekey.tables.answers import Answer, checked, may_be_applied, read_batch, read_etag, read_page, read_time
 from rekey.tables.base import Operation, Verb
 from rekey.tables.paging import PageSize, read_range
 from rekey.tables.requests import Requester, WriteApplied, retry_after_of, write_applied

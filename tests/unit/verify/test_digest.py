@@ -123,9 +123,7 @@ def test_digests_are_equal_exactly_when_canonical_contents_are(rows: tuple[Row, 
 
 # Rows as the service sends them: mostly of one shape, each property of one type.
 ALIKE = st.dictionaries(
-    st.sampled_from(["A", "a", "B", "Ab", "Ä"]),
-    st.sampled_from([PLAIN, TYPED, *KINDS]),
-    max_size=4,
+    st.sampled_from(["A", "a", "B", "Ab", "Ä"]), st.sampled_from([PLAIN, TYPED, *KINDS]), max_size=4
 ).flatmap(
     lambda kinds: st.lists(
         st.builds(row_of, st.tuples(st.text(max_size=2), st.text(max_size=3)), st.fixed_dictionaries(kinds)),
