@@ -146,6 +146,10 @@ class StoredRows:
     """Last write of every key ever written, so that a row inserted again gets a new ETag."""
     mood: Mood = Mood.AZURITE
 
+    def __deepcopy__(self, _memo: object) -> StoredRows:
+        """Copy them; a row at rest never changes, and is shared."""
+        return StoredRows(dict(self.rows), list(self.order), dict(self.last_ticks), self.mood)
+
     def put(self, place: Order, content: Row, now: int) -> StoredRow:
         """Write a row at `now` ticks, or a tick after its last write if that is later."""
         ticks = max(now, self.last_ticks.get(place, 0) + 1)

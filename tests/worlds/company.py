@@ -46,7 +46,7 @@ from rekey.tables.kinds import by_number
 from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
 from tests.fakes.memory import open_gate
 from tests.worlds.evidence import prove
-from tests.worlds.projects import Project
+from tests.worlds.projects import Project, applied
 from tests.worlds.scripts import under_writes
 from tests.worlds.small import SECRET, Killed, contents, mapped
 
@@ -81,6 +81,8 @@ class Company:
     held: list[asyncio.Task[Any]] = field(default_factory=list)
     """Writes that stand still, and end with everything else: nobody else would end them when a test fails."""
     stopping: bool = False
+    pause: float = 1.0
+    """How much longer than usual traffic waits between two writes."""
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Let the application, and whatever else is under way, run until some work is done."""
@@ -89,6 +91,13 @@ class Company:
     def live(self, seconds: float) -> None:
         """Let time pass."""
         self.do(self.project.clock.sleep(seconds))
+
+    @contextmanager
+    def little_traffic(self) -> Iterator[None]:
+        """Let traffic write seldom: where leases, and what may take effect late, are waited for."""
+        self.pause = 20.0
+        yield
+        self.pause = 1.0
 
     def client(self, view: View = View.OLD, name: str = "", **how: Any) -> Client:
         """Start a client."""
@@ -408,7 +417,7 @@ async def traffic(client: Client, keys: list[EntityKey], change: Change, ledger:
             ledger.rows[key] = None if verb is Verb.DELETE else row
             ledger.writes += 1
         ledger.longest_wait_s = max(ledger.longest_wait_s, (clock.ticks() - began) / TICKS_PER_SECOND)
-        await clock.sleep(rng.choice((0.0, 0.05, 0.3)))
+        await clock.sleep(rng.choice((0.0, 0.05, 0.3)) * client.company.pause)
 
 
 class ApplicationFaults:
@@ -459,3 +468,9 @@ def company(folder: Path, script: str, rows: list[Row]) -> Company:
     made = Company(project, script_id)
     made.do(project.fill(project.scripts[script_id].migration.source, rows))
     return made
+
+
+def company_at(folder: Path, script: str, rows: list[Row], to: Phase | None = None) -> Company:
+    """Return a company like that of `company`, applied up to a phase without clients; None: up to the gate of
+    cutover."""
+    return Company(applied(folder, under_writes(script), rows, to, name="0001_subject.py"), "0001_subject")

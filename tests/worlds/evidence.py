@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -25,8 +26,8 @@ from rekey.evidence.verify import Trusted, Verdict, verify
 from rekey.model import Row
 from rekey.project.config import Config
 from rekey.state.store import State
-from tests.asserts.command_line import Commands
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.asserts.command_line import Commands, CommandsOn
+from tests.worlds.projects import USERS_SCRIPT, Project, lived, project_of
 
 SCRIPT = "0001_users"
 TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")
@@ -53,25 +54,26 @@ def rows(number: int, *, mail: str = "mail.example") -> list[Row]:
 
 
 @pytest.fixture
-async def rekey(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Commands:
-    """The commands of a project whose source has as many rows as `ROWS` of the test file says."""
-    project = Project(tmp_path / "project")
-    project.script(USERS_SCRIPT)
-    await project.fill("Users", rows(request.module.ROWS))
-    return Commands(project, capsys, monkeypatch)
+def rekey(tmp_path: Path, commands_on: CommandsOn, request: pytest.FixtureRequest) -> Commands:
+    """The commands of a project whose source has as many rows as `ROWS` of the test file says. If the test
+    takes `key`, too, the project has a key, and the migration is at its gate."""
+    number, folder = request.module.ROWS, tmp_path / "project"
+
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        asyncio.run(project.fill("Users", rows(number)))
+        with_key(folder)
+        commands_on(project)("apply", "0001")
+
+    if "key" in request.fixturenames:
+        return commands_on(lived(("evidence", number), folder, live))
+    return commands_on(project_of(folder, USERS_SCRIPT, rows(number)))
 
 
 @pytest.fixture
 def key(rekey: Commands) -> PublicKey:
-    """The project's key; the migration is at its gate."""
-    key = with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    return key
+    """The project's key."""
+    return signer_of(rekey).public
 
 
 def signer_of(rekey: Commands) -> Ed25519Signer:

@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.clock import Clock
-from rekey.core.limits import is_in_target_account
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.model import Row
+from rekey.phases import Phase
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
 from rekey.protocol.opening import Prepared, joined, open_migration
+from rekey.runner import commands
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Caller, Session
 from rekey.tables.base import Accounts
@@ -76,6 +78,8 @@ class Project:
     tables: MemoryTableService = field(init=False)
     restricted: MemoryTableService = field(init=False)
     targets: MemoryTableService = field(init=False)
+    _loaded: tuple[dict[Path, bytes], list[Declared]] | None = None
+    """The scripts as they were loaded last, and from what: loading takes longer than reading them."""
 
     def __post_init__(self) -> None:
         self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S), is_target_account=True)
@@ -106,7 +110,11 @@ class Project:
     @property
     def scripts(self) -> dict[str, Declared]:
         """The scripts as they are on disk now."""
-        return {script.script_id: script for script in load_scripts(self.config.migrations)}
+        folder = self.config.migrations
+        files = {path: path.read_bytes() for path in sorted(folder.rglob("*.py"))}
+        if self._loaded is None or self._loaded[0] != files:
+            self._loaded = files, load_scripts(folder)
+        return {script.script_id: script for script in self._loaded[1]}
 
     def connect(self, config: Config) -> Accounts:
         """Connect to the tables in memory."""
@@ -173,6 +181,22 @@ def project_of(folder: Path, script: str, rows: Iterable[Row], *, name: str = "0
     return project
 
 
+def applied(
+    folder: Path, script: str, rows: Sequence[Row], to: Phase | None = None, *, name: str = "0001_users.py"
+) -> Project:
+    """Return a project like that of `project_of`, applied up to a phase; None: up to the gate of cutover."""
+
+    def apply(project: Project) -> None:
+        if TARGET_ACCOUNT_SUFFIX in script:
+            project.move_elsewhere()
+        script_id = project.script(script, name)
+        asyncio.run(project.fill(project.scripts[script_id].migration.source, rows))
+        with project.session(Options(writers_stopped=True)) as session:
+            commands.apply(session, script_id, to=to)
+
+    return lived(("applied", script, repr(rows), to, name), folder, apply)
+
+
 def lived(name: Hashable, folder: Path, live: Callable[[Project], None]) -> Project:
     """Return a project of one's own that has lived so far: the first of a name lives, all others are copies.
 
@@ -186,6 +210,7 @@ def lived(name: Hashable, folder: Path, live: Callable[[Project], None]) -> Proj
         live(project)
         files = [path for path in folder.rglob("*") if path.is_file()]
         kept = {path.relative_to(folder): (path.stat().st_mode, path.read_bytes()) for path in files}
+        project._loaded = None
         _LIVED[name] = copy.deepcopy(project), kept
         return project
     before, kept = _LIVED[name]

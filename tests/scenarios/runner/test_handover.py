@@ -27,7 +27,7 @@ from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
 from tests.fakes.faults import Call
 from tests.soaking import others_in_soak
-from tests.worlds.company import ApplicationFaults, Client, Company, Ledger, application, company, traffic
+from tests.worlds.company import ApplicationFaults, Client, Company, Ledger, application, company_at, traffic
 from tests.worlds.evidence import prove
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
 from tests.worlds.scripts import RACES, named
@@ -38,14 +38,16 @@ RACES_SCRIPT = named(RACES, "Races", "RacesByKey")
 
 @pytest.fixture
 def posts(tmp_path: Path) -> Iterator[Company]:
-    with company(tmp_path, POSTS_SCRIPT, [post(f"post-{number:03}") for number in range(20)]) as made:
+    """A migration that has cut over."""
+    rows = [post(f"post-{number:03}") for number in range(20)]
+    with company_at(tmp_path, POSTS_SCRIPT, rows, Phase.CUTOVER) as made:
         yield made
 
 
 @pytest.fixture
 def races(tmp_path: Path) -> Iterator[Company]:
     rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(20)]
-    with company(tmp_path, RACES_SCRIPT, rows) as made:
+    with company_at(tmp_path, RACES_SCRIPT, rows, Phase.CUTOVER) as made:
         yield made
 
 
@@ -75,8 +77,7 @@ async def moves(client: Client, ledger: Ledger, name: str, seed: int) -> None:
 
 
 def complete(ours: Company) -> Client:
-    """Bring a migration to `complete`, with a client of the new view; return that client."""
-    ours.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    """Bring a migration from cutover to `complete`, with a client of the new view; return that client."""
     client = ours.client(View.NEW)
     ours.live(3)
     ours.apply(Phase.COMPLETE)
@@ -117,7 +118,6 @@ def assert_told(ours: Company, ledger: Ledger) -> None:
 
 
 def test_index_rows_follow_clients_until_the_handover(posts: Company) -> None:
-    posts.apply(Phase.CUTOVER, Options(writers_stopped=True))
     ledgers = [Ledger() for _ in range(3)]
     for number, ledger in enumerate(ledgers):
         client = posts.client(View.NEW)
@@ -155,7 +155,8 @@ def test_clients_settle_faults_after_complete(posts: Company, seed: int) -> None
     posts.project.tables.faults = faults
     posts.live(20)
     faults.end()
-    posts.live(90)
+    with posts.little_traffic():
+        posts.live(90)
     posts.settle()
     assert faults.unanswered is not None
     assert posts.unsettled == []
@@ -200,7 +201,7 @@ def test_a_client_is_refused_by_another_script_as_long_as_it_maintains_index_tab
 
 
 def test_a_migration_without_index_tables_has_nothing_to_hand_over(tmp_path: Path) -> None:
-    ours = company(tmp_path, USERS_SCRIPT, [user("ann@example.com")])
+    ours = company_at(tmp_path, USERS_SCRIPT, [user("ann@example.com")], Phase.CUTOVER)
     client = complete(ours)
     assert (ours.control.maintainer, ours.control.is_followed) == (None, False)
     ours.do(client.write(Operation(Verb.INSERT, {"PartitionKey": "eu", "RowKey": "free", "Any": 1})))
@@ -241,7 +242,7 @@ async def writes_on(ours: Company, app: object, seed: int) -> None:
         key = EntityKey("2024-01", f"own-{seed}-{rng.randint(0, 5)}")
         row = {**new_post(rng, key), "PartitionKey": key.partition, "RowKey": key.row}
         await app.write(Operation(Verb.INSERT_OR_REPLACE, row))  # type: ignore[attr-defined]
-        await ours.project.clock.sleep(0.2)
+        await ours.project.clock.sleep(0.2 * ours.pause)
 
 
 def test_no_row_lacks_its_index_rows_at_any_time_of_the_handover(posts: Company) -> None:
@@ -430,10 +431,11 @@ def test_a_handover_that_is_killed_is_ended_by_the_next(posts: Company, at: int)
     posts.verify()
     with posts.killing_the_runner(at):
         handed_over(posts)
-    posts.live(70)
-    if posts.control.maintained:
-        posts.verify()
-    handed_over(posts)
+    with posts.little_traffic():
+        posts.live(70)
+        if posts.control.maintained:
+            posts.verify()
+        handed_over(posts)
     posts.quiet()
     assert posts.control.maintainer is Maintainer.APPLICATION
     assert posts.intents == []
@@ -444,14 +446,14 @@ def test_a_handover_that_is_killed_is_ended_by_the_next(posts: Company, at: int)
 
 @pytest.mark.parametrize("at", others_in_soak([2, 5, 8, 11, 14], kept=[11]))
 def test_a_completion_that_is_killed_leaves_index_tables_maintained(posts: Company, at: int) -> None:
-    posts.apply(Phase.CUTOVER, Options(writers_stopped=True))
     ledger, client = Ledger(), posts.client(View.NEW)
     posts.writes(traffic(client, keys_of("w"), new_post, ledger, seed=at))
     posts.live(3)
     with posts.killing_the_runner(at):
         posts.apply(Phase.COMPLETE)
-    posts.live(70)
-    posts.apply(Phase.COMPLETE)
+    with posts.little_traffic():
+        posts.live(70)
+        posts.apply(Phase.COMPLETE)
     assert posts.control.maintained
     posts.live(5)
     posts.settle()

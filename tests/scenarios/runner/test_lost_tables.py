@@ -23,8 +23,8 @@ from rekey.runner.run import Options, Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
-from tests.worlds.company import Company, company
-from tests.worlds.erasure import PLAIN_USERS, SCRIPT, Lives, complete, rows_of
+from tests.worlds.company import Company, company, company_at
+from tests.worlds.erasure import PLAIN_USERS, SCRIPT, Lives, begin, complete, rows_of
 from tests.worlds.evidence import prove
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import post, user
@@ -36,19 +36,21 @@ ROWS = 30
 @pytest.fixture
 def users(lives: Lives) -> Commands:
     """A migration of capture "delta" before the gate of cutover, of more than a few rows."""
-    rekey = lives.begun(USERS_SCRIPT)
-    more = [user(f"another{number:02}@mail.example", f"part{number % 3}") for number in range(ROWS - 12)]
-    asyncio.run(rekey.project.fill("Users", more))
-    rekey("apply")
-    return rekey
+
+    def live(rekey: Commands, script: str) -> None:
+        begin(rekey, script)
+        more = [user(f"another{number:02}@mail.example", f"part{number % 3}") for number in range(ROWS - 12)]
+        asyncio.run(rekey.project.fill("Users", more))
+        rekey("apply")
+
+    return lives.lived((__name__, USERS_SCRIPT), live)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Company]:
     """A migration of capture "dual-write" before the gate of cutover, with a client of each view."""
-    with company(
-        tmp_path, USERS_SCRIPT, [user(f"user{number:02}@example.com") for number in range(ROWS)]
-    ) as made:
+    rows = [user(f"user{number:02}@example.com") for number in range(ROWS)]
+    with company_at(tmp_path, USERS_SCRIPT, rows, Phase.BACKFILL) as made:
         made.client(View.OLD)
         made.client(View.NEW)
         made.apply()

@@ -42,7 +42,7 @@ from tests.fakes.faults import Call
 from tests.fakes.memory import open_gate
 from tests.scenarios.client.test_lifecycle import new_post, old_post, own_keys
 from tests.worlds.company import Company, Ledger, as_application, company, traffic
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
 from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
@@ -105,6 +105,19 @@ def filled(project: Project, count: int = 230) -> Searched:
     searched = Searched(project)
     asyncio.run(project.fill("Users", map(searched.row, range(count))))
     return searched
+
+
+@pytest.fixture
+def at_gate(tmp_path: Path) -> Project:
+    """A project of 60 rows at the gate of cutover."""
+
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        filled(project, 60)
+        apply(project)
+        project.restricted.gate = open_gate
+
+    return lived(__name__, tmp_path, live)
 
 
 def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
@@ -236,7 +249,7 @@ def test_what_a_client_left_that_died_is_settled_by_the_runner(ours: Company) ->
     [intent] = ours.intents
     assert DATA_KEY in intent and "KeyRow" not in intent
     searched.nothing()
-    ours.live(3600)
+    ours.live(300)
     assert ours.apply().caught_up == 1
     assert ours.intents == []
     ours.assert_in_step()
@@ -273,25 +286,23 @@ def everything(project: Project) -> object:
 
 
 @pytest.mark.parametrize("direction", ["f", "r"])
-def test_swapped_rows_are_found_and_not_taken_for_real(project: Project, direction: str) -> None:
-    filled(project, 60)
-    apply(project)
-    one, other = of_direction(project, direction)[:2]
+def test_swapped_rows_are_found_and_not_taken_for_real(at_gate: Project, direction: str) -> None:
+    one, other = of_direction(at_gate, direction)[:2]
     sealed = {name: value for name, value in other.items() if name.startswith("Sealed")}
-    replaced(project, {**one, **sealed})
-    target = project.rows("UsersV2")
-    asyncio.run(project.tables.table("Users").merge({**searched_row(project, one), "Nm": "C"}))
-    before = project.rows("UsersV2")
+    replaced(at_gate, {**one, **sealed})
+    target = at_gate.rows("UsersV2")
+    asyncio.run(at_gate.tables.table("Users").merge({**searched_row(at_gate, one), "Nm": "C"}))
+    before = at_gate.rows("UsersV2")
     with pytest.raises(SealedUnreadable, match="altered, or belongs to another row") as caught:
         if direction == "f":
-            apply(project)
+            apply(at_gate)
         else:
-            with project.session() as session:
+            with at_gate.session() as session:
                 run = session.begin(SCRIPT)
                 for row in target:
                     session.do(run.mapping.owner(key_of(row)))
     assert one["RowKey"] in str(caught.value)
-    assert project.rows("UsersV2") == before
+    assert at_gate.rows("UsersV2") == before
 
 
 def searched_row(project: Project, mapping_row: Row) -> Row:
@@ -304,15 +315,13 @@ def searched_row(project: Project, mapping_row: Row) -> Row:
     return {name: project.rows("Users")[0][name] for name in ("PartitionKey", "RowKey")}
 
 
-def test_a_planted_row_in_the_clear_is_refused(project: Project) -> None:
-    filled(project, 60)
-    apply(project)
-    row = of_direction(project, "r")[0]
+def test_a_planted_row_in_the_clear_is_refused(at_gate: Project) -> None:
+    row = of_direction(at_gate, "r")[0]
     plain = {name: row[name] for name in ("PartitionKey", "RowKey")}
-    replaced(project, {**plain, "OldPartitionKey": "eu", "OldRowKey": "mine"})
-    with project.session() as session, pytest.raises(SealedUnreadable, match="not sealed"):
+    replaced(at_gate, {**plain, "OldPartitionKey": "eu", "OldRowKey": "mine"})
+    with at_gate.session() as session, pytest.raises(SealedUnreadable, match="not sealed"):
         run = session.begin(SCRIPT)
-        for target in project.rows("UsersV2"):
+        for target in at_gate.rows("UsersV2"):
             session.do(run.mapping.owner(key_of(target)))
 
 
@@ -333,25 +342,23 @@ def with_key(project: Project, text: str | None) -> None:
     ids=["lost", "cut off", "another"],
 )
 def test_a_wrapping_key_that_is_lost_or_another_one_is_told_and_harms_nothing(
-    project: Project, text: str | None, error: type[Exception], said: str
+    at_gate: Project, text: str | None, error: type[Exception], said: str
 ) -> None:
-    filled(project, 60)
-    apply(project)
-    before = everything(project)
-    with_key(project, text)
+    before = everything(at_gate)
+    with_key(at_gate, text)
     for move in (
-        lambda: apply(project),
-        lambda: apply(project, Phase.CUTOVER, STOPPED),
-        lambda: rollback(project, ControlPhase.SOURCE, DROPPED),
+        lambda: apply(at_gate),
+        lambda: apply(at_gate, Phase.CUTOVER, STOPPED),
+        lambda: rollback(at_gate, ControlPhase.SOURCE, DROPPED),
     ):
         with pytest.raises(error, match=said) as caught:
             move()
         assert caught.value.hint  # type: ignore[attr-defined]
         assert "another wrapping" not in str(caught.value)
-    assert everything(project) == before
-    with_key(project, f"{WRAPPING_KEY}\n")
-    apply(project)
-    assert in_step(project)
+    assert everything(at_gate) == before
+    with_key(at_gate, f"{WRAPPING_KEY}\n")
+    apply(at_gate)
+    assert in_step(at_gate)
 
 
 def test_before_it_begins_a_missing_wrapping_key_is_told_and_nothing_is_written(project: Project) -> None:
@@ -368,34 +375,30 @@ def test_before_it_begins_a_missing_wrapping_key_is_told_and_nothing_is_written(
     assert 'mapping="plain"' in caught.value.hint
 
 
-def test_a_replaced_wrapping_key_rewraps_and_is_needed_no_longer(project: Project) -> None:
-    filled(project, 60)
-    apply(project)
-    shutil.copy(project.folder / "sealing.key", project.folder / "old.key")
-    with_key(project, "n" * 40)
-    config = project.folder / "rekey.toml"
+def test_a_replaced_wrapping_key_rewraps_and_is_needed_no_longer(at_gate: Project) -> None:
+    shutil.copy(at_gate.folder / "sealing.key", at_gate.folder / "old.key")
+    with_key(at_gate, "n" * 40)
+    config = at_gate.folder / "rekey.toml"
     text = config.read_text("utf-8")
     config.write_text(text + '[sealing.previous]\nfile = "old.key"\n', "utf-8")
-    apply(project)
+    apply(at_gate)
     config.write_text(text, "utf-8")
-    (project.folder / "old.key").unlink()
-    apply(project, Phase.CUTOVER, STOPPED)
-    with State.open(project.config.state, read_only=True) as state:
+    (at_gate.folder / "old.key").unlink()
+    apply(at_gate, Phase.CUTOVER, STOPPED)
+    with State.open(at_gate.config.state, read_only=True) as state:
         [event] = [one for one in state.audit_events(SCRIPT) if one.event == "data-keys-rewrapped"]
     assert event.details == {"keys": 2}
 
 
-def test_a_data_key_that_was_deleted_is_told_and_harms_nothing(project: Project) -> None:
-    filled(project, 60)
-    apply(project)
-    data_keys = [row for row in project.restricted.dump(MAPPING_TABLE) if row["PartitionKey"].endswith(".k")]
+def test_a_data_key_that_was_deleted_is_told_and_harms_nothing(at_gate: Project) -> None:
+    data_keys = [row for row in at_gate.restricted.dump(MAPPING_TABLE) if row["PartitionKey"].endswith(".k")]
     [month] = [row for row in data_keys if row["RowKey"].startswith("20")]
-    asyncio.run(project.restricted.table(MAPPING_TABLE).delete(key_of(month), etag="*"))
-    asyncio.run(project.tables.table("Users").delete(key_of(project.rows("Users")[0]), etag="*"))
-    before = everything(project)
+    asyncio.run(at_gate.restricted.table(MAPPING_TABLE).delete(key_of(month), etag="*"))
+    asyncio.run(at_gate.tables.table("Users").delete(key_of(at_gate.rows("Users")[0]), etag="*"))
+    before = everything(at_gate)
     with pytest.raises(SealedUnreadable, match="data key is not in the restricted store"):
-        apply(project)
-    assert everything(project) == before
+        apply(at_gate)
+    assert everything(at_gate) == before
 
 
 def test_a_client_without_the_wrapping_key_writes_nothing(ours: Company) -> None:
@@ -462,7 +465,7 @@ def test_an_altered_intent_is_not_settled_and_keeps_the_authority_where_it_is(ou
             )
 
     ours.do(plant())
-    ours.live(3600)
+    ours.live(300)
     with pytest.raises(Findings, match="altered, or belongs to another row"):
         ours.apply(Phase.CUTOVER)
     assert ours.phase is ControlPhase.DUAL_WRITE

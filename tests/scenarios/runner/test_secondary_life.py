@@ -38,11 +38,13 @@ STOPPED = Options(writers_stopped=True)
 
 
 class Watch:
-    """Looks at the shared table before every call on the account of the tables takes effect."""
+    """Looks at the shared table before a call on the account of the tables takes effect, if it has changed
+    since the last call."""
 
     def __init__(self, project: Project) -> None:
         self.seen: list[EntityKey] = []
         self.looks = 0
+        self._last = (0, 0)
         self._mapper = Mapper(project.scripts[SCRIPT].migration, {})
         self._service = project.tables
         self._pass_on = project.tables.gate
@@ -52,6 +54,11 @@ class Watch:
         await self._pass_on(call)
         if "racesbykey" in self._service._tables:
             self.looks += 1
+            stored = self._service._tables["racesbykey"]
+            now = len(stored.order), sum(stored.last_ticks.values())
+            if now == self._last:
+                return
+            self._last = now
             self.seen += halves(self._mapper, self._service.dump(TABLE))
 
 

@@ -1,13 +1,13 @@
 """Targets in another account: whole lives of tables that move, under the same name or another one.
 
-Soak: a killed runner and keys from keys.
-Reason, and what `make test` covers: keys from content.
+Soak: a killed runner and keys from keys; more moments of a kill.
+Reason, and what `make test` covers: keys from content, two moments.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -127,20 +127,22 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
 
 
 @pytest.mark.parametrize(
-    "ours",
+    ("ours", "moments"),
     [
-        pytest.param(USERS_ELSEWHERE_SCRIPT, id="users", marks=pytest.mark.soak),
-        pytest.param(POSTS_ELSEWHERE_SCRIPT, id="posts"),
+        pytest.param(USERS_ELSEWHERE_SCRIPT, (5, 40, 90, 150), id="users", marks=pytest.mark.soak),
+        pytest.param(POSTS_ELSEWHERE_SCRIPT, (5, 40, 90, 150), id="posts", marks=pytest.mark.soak),
+        pytest.param(POSTS_ELSEWHERE_SCRIPT, (40, 150), id="posts, twice"),
     ],
-    indirect=True,
+    indirect=["ours"],
 )
-def test_a_runner_that_is_killed_while_a_table_moves_goes_on(ours: Company) -> None:
+def test_a_runner_that_is_killed_while_a_table_moves_goes_on(ours: Company, moments: Sequence[int]) -> None:
     change = old_user if ours.mapper.migration.source == "Users" else old_post
     ours.writes(traffic(ours.client(), own_keys("w", "p0"), change, Ledger(), seed=1))
-    for at in (5, 40, 90, 150):
+    for at in moments:
         with ours.killing_the_runner(at):
             ours.apply()
-        ours.live(70)  # until its lease is over
+        with ours.little_traffic():
+            ours.live(70)  # until its lease is over
     ours.apply()
     ours.apply(Phase.CUTOVER)
     ours.settle()

@@ -26,7 +26,7 @@ from tests.asserts.command_line import CommandsOn
 from tests.fakes.executors import NAME, inline
 from tests.fakes.faults import Call
 from tests.fakes.memory import instant_gate
-from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project, project_of
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, USERS_SCRIPT, Project, lived
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 SCRIPT = "0001_users"
@@ -36,12 +36,26 @@ FIRST, SECOND, THIRD, NEW = (f"user{number:04}@example.com" for number in (0, 1,
 
 
 @pytest.fixture
+def copied(tmp_path: Path) -> Project:
+    """A project after backfill."""
+    return lived_until(Phase.BACKFILL, tmp_path)
+
+
+@pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = project_of(
-        tmp_path, USERS_SCRIPT, [user(f"user{number:04}@example.com", "p0") for number in range(ROWS)]
-    )
-    made.clock.advance(3_600)
-    return made
+    """A project at the gate of cutover."""
+    return lived_until(Phase.RECONCILE, tmp_path)
+
+
+def lived_until(phase: Phase, folder: Path) -> Project:
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        rows = [user(f"user{number:04}@example.com", "p0") for number in range(ROWS)]
+        asyncio.run(project.fill("Users", rows))
+        project.clock.advance(3_600)
+        apply(project, phase)
+
+    return lived((__name__, phase), folder, live)
 
 
 def apply(project: Project, to: Phase | None = None, options: Options | None = None) -> commands.Applied:
@@ -91,18 +105,16 @@ def last_report(project: Project) -> dict[str, object]:
 PAGES = -(-ROWS // 1_000)
 
 
-def test_reconcile_reads_source_and_targets_once(project: Project) -> None:
+def test_reconcile_reads_source_and_targets_once(copied: Project) -> None:
     """And three times a page of the source: whether it is empty, what was written meanwhile, and the gate of
     cutover, which looks at the target as well."""
-    apply(project, Phase.BACKFILL)
-    with counted(project) as calls:
-        apply(project)
+    with counted(copied) as calls:
+        apply(copied)
     assert (calls["page Users"], calls["page UsersV2"]) == (PAGES + 3, PAGES + 1)
-    assert in_step(project)
+    assert in_step(copied)
 
 
 def test_under_freeze_all_is_read_once_and_pages_with_changes_once_more(project: Project) -> None:
-    apply(project)
     changed(project)
     with counted(project) as calls:
         apply(project, Phase.CUTOVER, STOPPED)
@@ -116,7 +128,6 @@ def test_under_freeze_all_is_read_once_and_pages_with_changes_once_more(project:
 
 def test_the_report_holds_the_sums_of_what_is_there_after_what_differed_was_brought(project: Project) -> None:
     """So that they can be recomputed from the tables, and the next verification finds the same."""
-    apply(project)
     changed(project)
     apply(project, Phase.CUTOVER, STOPPED)
     report = last_report(project)
@@ -156,7 +167,6 @@ def test_rows_of_index_tables_and_secondary_rows_are_brought_too(tmp_path: Path,
 
 
 def test_a_row_that_somebody_changed_or_deleted_in_the_target_is_brought(project: Project) -> None:
-    apply(project)
     first, second, *_ = project.rows("UsersV2")
     target = project.tables.table("UsersV2")
     asyncio.run(target.replace({**content_of(first), "Name": "wrong"}))
@@ -166,7 +176,6 @@ def test_a_row_that_somebody_changed_or_deleted_in_the_target_is_brought(project
 
 
 def test_a_row_that_no_source_row_is_known_for_is_left_and_keeps_the_gate_closed(project: Project) -> None:
-    apply(project)
     stray = {"PartitionKey": "p0", "RowKey": "stray", "Name": "?"}
     asyncio.run(project.tables.table("UsersV2").insert(stray))
     with pytest.raises(Findings, match=r"1 rows? that differ"):
@@ -180,7 +189,6 @@ def test_a_row_that_no_source_row_is_known_for_is_left_and_keeps_the_gate_closed
 def test_many_differences_are_first_passed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST", 2)
     monkeypatch.setattr(comparison, "MOST", 2)
-    apply(project)
     changed(project)
     assert apply(project).caught_up == 3
     changed_again = project.tables.table("Users")
@@ -200,11 +208,10 @@ def test_with_workers_passes_a_sweep_and_a_verification_do_the_same(project: Pro
     assert in_step(project)
 
 
-def test_an_interrupted_comparison_resumes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_comparison_resumes(copied: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its watermark is the time before its first sitting: what changed between the two is not passed over."""
     monkeypatch.setattr(first_pass, "CHECKPOINT_ROWS", 100)
-    apply(project, Phase.BACKFILL)
-    changed(project)
+    changed(copied)
     stop_flag, pages = StopFlag(), 0
 
     async def then_stop(call: Call) -> None:
@@ -213,32 +220,31 @@ def test_an_interrupted_comparison_resumes(project: Project, monkeypatch: pytest
         if pages == 3:
             stop_flag.request()
 
-    project.tables.gate = then_stop
-    with pytest.raises(Interrupted), project.session(stop=stop_flag) as session:
+    copied.tables.gate = then_stop
+    with pytest.raises(Interrupted), copied.session(stop=stop_flag) as session:
         commands.apply(session, SCRIPT)
 
-    project.tables.gate = instant_gate
-    project.clock.advance(60)
-    asyncio.run(project.tables.table("Users").merge({"PartitionKey": "p0", "RowKey": THIRD, "Nm": "later"}))
-    apply(project)
-    report = last_report(project)
+    copied.tables.gate = instant_gate
+    copied.clock.advance(60)
+    asyncio.run(copied.tables.table("Users").merge({"PartitionKey": "p0", "RowKey": THIRD, "Nm": "later"}))
+    apply(copied)
+    report = last_report(copied)
     assert {one["sitting"] for one in report["read"]} == {1, 2}  # type: ignore[attr-defined]
     assert report["brought"]
-    apply(project, Phase.CUTOVER, STOPPED)
-    assert in_step(project)
+    apply(copied, Phase.CUTOVER, STOPPED)
+    assert in_step(copied)
 
 
 # --- how long writers will have to stop -------------------------------------------------------------------
 
 
-def test_passes_repeat_until_little_is_left(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_repeat_until_little_is_left(copied: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass finds a quarter of what the one before it found, which the application wrote meanwhile."""
     from rekey.runner.phases import reconcile
 
     monkeypatch.setattr(reconcile, "_LITTLE", 3)
-    apply(project, Phase.BACKFILL)
     left, passes = [64], 0
-    source = project.tables.table("Users")
+    source = copied.tables.table("Users")
     original = reconcile.written_since
 
     async def written_since(*given: object):  # type: ignore[no-untyped-def]
@@ -252,20 +258,20 @@ def test_passes_repeat_until_little_is_left(project: Project, monkeypatch: pytes
             yield row
 
     monkeypatch.setattr(reconcile, "written_since", written_since)
-    done = apply(project)
+    done = apply(copied)
     assert passes == 4, "64, 16, 4, 1"
     assert done.stop_s is not None and done.stop_s >= stop.FIXED_S
     left[0], passes = 64, 0
     monkeypatch.setattr(reconcile, "MAX_PASSES", 2)
-    apply(project)
+    apply(copied)
     assert passes == 2
 
 
-def test_passes_end_at_the_rate_of_changes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_end_at_the_rate_of_changes(copied: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekey.runner.phases import reconcile
 
     monkeypatch.setattr(reconcile, "_LITTLE", 3)
-    source, looks = project.tables.table("Users"), 0
+    source, looks = copied.tables.table("Users"), 0
     original = reconcile.written_since
 
     async def written_since(*given: object):  # type: ignore[no-untyped-def]
@@ -278,7 +284,7 @@ def test_passes_end_at_the_rate_of_changes(project: Project, monkeypatch: pytest
             yield row
 
     monkeypatch.setattr(reconcile, "written_since", written_since)
-    apply(project)
+    apply(copied)
     assert looks == 2
 
 
@@ -329,7 +335,6 @@ def test_a_longer_stop_than_allowed_is_not_begun(project: Project, commands_on: 
 
 
 def test_what_was_left_open_is_waited_for_and_counts(project: Project) -> None:
-    apply(project)
     kept(project)
     project.tables.last_open = project.clock.monotonic()
     with pytest.raises(GateClosed, match="about 90 s, exceeds 31 s"):
@@ -337,7 +342,6 @@ def test_what_was_left_open_is_waited_for_and_counts(project: Project) -> None:
 
 
 def test_without_a_measurement_no_limit_is_kept_and_none_is_promised(project: Project) -> None:
-    apply(project)
     with project.session() as session:
         session.state.set_fact(SCRIPT, stop.MEASURED, None)
     with pytest.raises(GateClosed, match="is not known"):
