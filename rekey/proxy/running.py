@@ -159,13 +159,8 @@ async def proxying(
     )
     health = Health(handler.meter, Keys(token, mappers, read))
     async with AsyncExitStack() as stack:
-        for part in (
-            accounts,
-            target_upstream,
-            upstream,
-            verifier,
-            routes,
-        ):  # closed from the last to the first
+        # Closed from the last to the first.
+        for part in (accounts, target_upstream, upstream, verifier, routes):
             if part is not None:
                 stack.push_async_callback(part.close)
         runner = web.ServerRunner(ProxySockets(handler), shutdown_timeout=limits.request_s)

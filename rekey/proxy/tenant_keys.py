@@ -99,7 +99,7 @@ class TokenVerifier:
 
     async def principal(self, token: str) -> Principal:
         """Return whose token it is. Raises RequestRejected (401), and Unavailable without the keys."""
-        digest = hashlib.sha256(token.encode("ascii", "replace")).digest()
+        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         if (known := self._known.get(digest)) is not None:
             key, verified = known
             # A key that the tenant gave up, or whose age is over, ends the tokens that it signed.

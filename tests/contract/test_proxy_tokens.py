@@ -15,6 +15,7 @@ from azure.data.tables.aio import TableClient
 
 from rekey.declaration.migration import Declared
 from rekey.proxy.running import Listeners, access_of, proxying
+from rekey.proxy.tenant_keys import TokenVerifier
 from rekey.proxy.tls import Certificate
 from rekey.proxy.trial import TrialFiles, trial_files
 from tests.contract.test_proxy import STATES, World, migration_of, row, world
@@ -141,6 +142,20 @@ async def test_the_sdk_answers_the_challenge_with_a_token_for_tenant_and_audienc
         async with proxy.client(declared.migration.source, credential) as client:
             await client.create_entity(row("a"))
     assert credential.asked[1:] == [(("https://storage.azure.com/.default",), TENANT)]
+
+
+async def test_a_proxy_that_ends_ends_what_it_fetches(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[TokenVerifier] = []
+
+    async def close(self: TokenVerifier) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(TokenVerifier, "close", close)
+    async with taking_tokens(world, tmp_path, migration_of(world.table_name)):
+        assert closed == []
+    assert len(closed) == 1
 
 
 async def test_a_tenant_that_does_not_answer_is_a_busy_server(world: World, tmp_path: Path) -> None:

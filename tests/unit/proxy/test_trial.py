@@ -93,6 +93,12 @@ def test_files_that_do_not_belong_together_are_made_anew(
     assert handshake(files, "127.0.0.1") == ""
 
 
+def test_a_key_of_another_certificate_is_made_anew(tmp_path: Path) -> None:
+    files, other = trial_files(tmp_path / "ours"), trial_files(tmp_path / "other")
+    files.key.write_bytes(other.key.read_bytes())
+    assert handshake(trial_files(tmp_path / "ours"), "127.0.0.1") == ""
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="cannot be written"):
