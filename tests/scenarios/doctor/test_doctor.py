@@ -13,10 +13,11 @@ import pytest
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.doctor.observe import see_account, see_state
+from rekey.doctor.observe import see_account, see_state, see_tenant
 from rekey.errors import CredentialRefused
 from rekey.model import EntityKey
 from rekey.project.config import Account
+from rekey.project.entra import TenantCheck
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.filelock import FileLock
 from rekey.state.store import State
@@ -24,7 +25,7 @@ from rekey.tables.credentials import Credential, SharedKey
 from rekey.tables.probe import ProbeResult
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
-from tests.fakes.issuer import TENANT, USER, Issuer, listening_apart
+from tests.fakes.issuer import TENANT, USER, Issuer, entra_of, listening_apart
 from tests.worlds.observations import heard
 from tests.worlds.projects import USERS_SCRIPT, Project
 from tests.worlds.small import user
@@ -350,6 +351,19 @@ tenant = "{TENANT}"
 authority = "{{authority}}"
 allow = [{{{{ object_id = "{USER}", view = "both", rights = "read" }}}}]
 """
+
+
+async def test_keys_of_a_tenant_that_does_not_answer_are_not_tried(project: Project) -> None:
+    """It would wait in vain once more."""
+
+    async def silent(*_: object) -> ProbeResult:
+        return ProbeResult(failure="ConnectionRefusedError")
+
+    async def checked(*_: object) -> TenantCheck:
+        raise AssertionError("tried")
+
+    seen = await see_tenant(project.config, entra_of(), silent, checked)
+    assert seen.check == TenantCheck(failure="ConnectionRefusedError")
 
 
 def test_without_a_tenant_nobody_is_asked(rekey: Commands) -> None:
