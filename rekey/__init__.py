@@ -1,8 +1,9 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
-A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`, or `for_each_table` as well; see
-`migrations/` for examples that run. The other names are for applications, and import the Azure SDK; the
-asynchronous client is in `rekey.aio`. Names are imported on first use: the command line needs few of them.
+A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; `RowKind` and `rows` for several
+kinds of rows, `for_each_table` for several tables; see `migrations/` for examples that run. The other names
+are for applications, and import the Azure SDK; the asynchronous client is in `rekey.aio`. Names are imported
+on first use: the command line needs few of them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from rekey.client.reading import LeaseSettings
     from rekey.client.sdk.client_sync import DualWriteTableClient
     from rekey.client.sdk.errors import DualWriteRefused
-    from rekey.declaration import keys, props, query
-    from rekey.declaration.migration import Index, Migration, Target, for_each_table
+    from rekey.declaration import keys, props, query, rows
+    from rekey.declaration.kinds import RowKind
+    from rekey.declaration.migration import Migration, for_each_table
+    from rekey.declaration.targets import Index, Target
 
 __all__ = [
     "DualWriteRefused",
@@ -25,20 +28,23 @@ __all__ = [
     "Index",
     "LeaseSettings",
     "Migration",
+    "RowKind",
     "Target",
     "for_each_table",
     "keys",
     "props",
     "query",
+    "rows",
 ]
 
 _MODULES = {
     "DualWriteRefused": "rekey.client.sdk.errors",
     "DualWriteTableClient": "rekey.client.sdk.client_sync",
-    "Index": "rekey.declaration.migration",
+    "Index": "rekey.declaration.targets",
     "LeaseSettings": "rekey.client.reading",
     "Migration": "rekey.declaration.migration",
-    "Target": "rekey.declaration.migration",
+    "RowKind": "rekey.declaration.kinds",
+    "Target": "rekey.declaration.targets",
     "for_each_table": "rekey.declaration.migration",
 }
 

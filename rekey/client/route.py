@@ -19,7 +19,7 @@ from rekey.client.send import outcome_unknown, send, send_alone
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.steps import IntentRef
 from rekey.client.target_authority import TargetAuthority
-from rekey.declaration.migration import MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.mapping.rows import pointer_of
 from rekey.protocol.effects import in_turns, side_by_side
@@ -98,7 +98,7 @@ class Writer:
         secondary = (
             taken is not Route.PLAIN
             and client.view is View.NEW
-            and any(mapper.kind_of(operation.key.row) for operation in operations)
+            and any(mapper.number_by_row_key(operation.key.row) for operation in operations)
         )
         if secondary and not permit.maintained:
             raise refusal(SECONDARY_ROW, client.table.name)
@@ -203,11 +203,11 @@ class Writer:
         """Do a call that writes secondary rows itself, before the handover: write its main rows with the
         secondary rows that follow from them, which must be those that the caller asked for."""
         client = self.client
-        kind_of = client.propagator.mapper.kind_of
+        number_of = client.propagator.mapper.number_by_row_key
         if len(operations) > 1:
             check_batch(operations)
-        places = [index for index, operation in enumerate(operations) if not kind_of(operation.key.row)]
-        asked = [operation for operation in operations if kind_of(operation.key.row)]
+        places = [index for index, operation in enumerate(operations) if not number_of(operation.key.row)]
+        asked = [operation for operation in operations if number_of(operation.key.row)]
         if not places:
             return [await confirmed(client, operation) for operation in asked]
         mains = [operations[index] for index in places]
@@ -220,7 +220,7 @@ class Writer:
         flow = WithSecondary(requests, client, self._target, permit, deadline, asked=asked)
         main_etags = iter(await self._dual(flow))
         return [
-            flow.written.get(operation.key) if kind_of(operation.key.row) else next(main_etags)
+            flow.written.get(operation.key) if number_of(operation.key.row) else next(main_etags)
             for operation in operations
         ]
 

@@ -33,7 +33,7 @@ class WithSecondary(SameView):
 
     def _compare(self, operation: Operation, writes: Sequence[Prepared]) -> None:
         """Raise what the service would answer, or WritesRefused where the main rows give something else."""
-        number = self.authority.mapper.kind_of(operation.key.row)
+        number = self.authority.mapper.number_by_row_key(operation.key.row)
         place = TargetKey(number, *operation.key)
         before = next((row for write in writes if (row := write.replicas.read.get(place))), None)
         wanted = next((row for write in writes if (row := write.expected.get(place))), None)

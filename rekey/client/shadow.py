@@ -64,7 +64,7 @@ class Shadow:
     def offer(self, key: EntityKey, row: Row | None, *, whole: bool = True) -> None:
         """Queue a comparison of the row (None for none) that was read under a key of the client's view.
         Unless all properties were read (`whole`), it is read again. Ignored when the queue is full."""
-        is_secondary = self.client.view is View.NEW and self._mapper.kind_of(key.row) > 0
+        is_secondary = self.client.view is View.NEW and self._mapper.number_by_row_key(key.row) > 0
         if is_secondary or self._comparable() is None:
             return
         try:

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 import orjson
 
-from rekey.core.edm import STRING, edm_type
-from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
-from rekey.declaration.keys.base import Evaluator, Expression, Literal, PageEvaluator, Scope
-from rekey.declaration.keys.hashes import Opaque
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Migration, Target
-from rekey.declaration.property_mapping import Step
+from rekey.declaration.kinds import NO_KIND, NO_KIND_CURE, RowKind, keys_are_apart, kind_numbers, targets_in
+from rekey.declaration.migration import Migration
+from rekey.declaration.row_makers import KindMapper, TargetRow
+from rekey.declaration.targets import Index, Target
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 
-_OLD_KEY_CURE = (
-    "write the old keys into the row's copied properties when creating rows in the new table, or create them"
-    " in the old view"
-)
-
+T = TypeVar("T")
 
 # Secondary rows in the partition of their main row. One transaction has 100 operations: it must be able to
 # delete the main row with all its secondary rows and write as many new ones.
@@ -30,17 +25,8 @@ MOST_SECONDARY = 49
 # JSON bytes of the main row and these rows; keys and headers of 100 operations fit into what remains of the 4
 # MiB of a transaction.
 MOST_TRANSACTION_BYTES = 3 * 1024 * 1024
-# Rows mapped at once: as many as stay in the processor's cache.
+# Rows of one kind mapped at once: as many as stay in the processor's cache.
 _ROWS_AT_ONCE = 100
-
-_make = tuple.__new__
-
-
-class TargetRow(NamedTuple):
-    """A row for one of the migration's tables: 0 is the main target, 1 and up the indexes as declared."""
-
-    table: int
-    row: Row
 
 
 class TableRows(NamedTuple):
@@ -82,20 +68,18 @@ class Mapper:
         self.tables = migration.tables
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
         self.co_located = frozenset({0, *migration.secondary} if migration.secondary else ())
-        self.shared = frozenset(
-            number
-            for number, table in enumerate(migration.filled)
-            if not {PARTITION_KEY, ROW_KEY} <= table.partition_key.determines() | table.row_key.determines()
-        )
-        self.timestamp_copies = tuple(target.property_mapping.from_timestamp for target in migration.filled)
+        targets = [target for _, target in targets_in(migration.target)]
+        folding = {number for number, index in enumerate(migration.indexes, start=1) if _folds(index)}
+        if any(map(_folds, targets)) or not keys_are_apart(migration.kinds):
+            folding.add(0)
+        self.shared = frozenset(folding)
+        # Kinds that copy Timestamp copy it to the same properties.
+        tables = (targets[0], *migration.indexes)
+        self.timestamp_copies = tuple(table.property_mapping.from_timestamp for table in tables)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
-        self._main_scope = Scope("target.properties", secrets)
-        self._main = _RowMaker(migration.target, "target", secrets)
-        self._indexes = [
-            (number, _IndexMaker(index, secrets)) for number, index in enumerate(migration.indexes, start=1)
-        ]
-        # The properties of a main row that hold the old PartitionKey and RowKey, if any.
-        self._old_key_holders = migration.target.old_key_fields()
+        self._mappers = list(_mappers(migration, secrets))
+        self._number_of_kind = kind_numbers(migration.kinds)
+        self._rows_at_once = _ROWS_AT_ONCE * len(self._mappers)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -122,8 +106,8 @@ class Mapper:
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
     ) -> Iterator[tuple[Row, list[TargetRow]]]:
         """Yield each row with what `map` returns for it. A row it refuses is passed to `refused` instead."""
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            chunk = rows[start : start + _ROWS_AT_ONCE]
+        for start in range(0, len(rows), self._rows_at_once):
+            chunk = rows[start : start + self._rows_at_once]
             try:
                 yield from zip(chunk, self._map(chunk), strict=True)
             except RowRefused:  # map one by one to find the refused rows
@@ -141,12 +125,12 @@ class Mapper:
         """Yield the rows that many rows map to, by table number: all at once, or whenever there are at least
         `most`, since a row may map to many. `refused` as for `map_all`."""
         tables = [TableRows([], []) for _ in self.tables]
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
+        for start in range(0, len(rows), self._rows_at_once):
             if most is not None and sum([len(table.rows) for table in tables]) >= most:
                 yield tables
                 tables = [TableRows([], []) for _ in self.tables]
-            chunk = rows[start : start + _ROWS_AT_ONCE]
-            if not self._indexes:
+            chunk = rows[start : start + self._rows_at_once]
+            if not self.migration.indexes:
                 with suppress(RowRefused):
                     tables[0].rows.extend(self._map_main(chunk))
                     tables[0].sources.extend(chunk)
@@ -158,24 +142,45 @@ class Mapper:
         yield tables
 
     def _map_main(self, rows: Sequence[Row]) -> list[Row]:
-        for row in rows:
-            if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
-                check_address(row, "source")
-        return self._main.make_page(rows)
+        return self._by_kind(rows, KindMapper.map_main)
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
-        # Without the cost of a constructor, as in `rekey.model.key_of`.
-        mapped = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
-        for row, target_rows in zip(rows, mapped, strict=True) if self._indexes else ():
-            for number, index in self._indexes:
-                target_rows += [
-                    TargetRow(number, index_row) for index_row in index.make_all(row, target_rows[0].row)
-                ]
-            if self.co_located:
-                self._check_transaction(target_rows)
+        mapped = self._by_kind(rows, KindMapper.map)
+        for target_rows in mapped if self.co_located else ():
+            self._check_transaction(target_rows)
         return mapped
 
-    def kind_of(self, row_key: str) -> int:
+    def _by_kind(self, rows: Sequence[Row], apply: Callable[[KindMapper, Sequence[Row]], list[T]]) -> list[T]:
+        """Return what the mappers of the rows' kinds give for them. Raises RowRefused."""
+        if not self.migration.kinds:
+            return apply(self._mappers[0], rows)
+        places: list[list[int]] = [[] for _ in self._mappers]
+        for place, number in enumerate(map(self._number_of_kind, rows)):
+            if number is None:
+                raise RowRefused("no-kind", "kinds", NO_KIND, cure=NO_KIND_CURE)
+            places[number].append(place)
+        in_order: list[T] = [None] * len(rows)  # type: ignore[list-item]  # each place is filled below
+        for mapper, own in zip(self._mappers, places, strict=True):
+            for place, result in zip(own, apply(mapper, [rows[place] for place in own]), strict=True):
+                in_order[place] = result
+        return in_order
+
+    def kind_of(self, row: Row) -> RowKind | None:
+        """Return the kind of a source row; None if none takes it, or the migration has no kinds."""
+        number = self._number_of_kind(row)
+        return None if number is None else self.migration.kinds[number]
+
+    def _mapper_of(self, target_row: Row) -> KindMapper:
+        """Return the mapper of a main target row's kind, which the row itself proves. Raises RowRefused."""
+        if not self.migration.kinds:
+            return self._mappers[0]
+        for kind, mapper in zip(self.migration.kinds, self._mappers, strict=True):
+            if kind.may_have_made(target_row):
+                return mapper
+        problem, cure = "the row of the new table is of no kind", "give it the keys and constants of a kind"
+        raise RowRefused("no-kind", "kinds", problem, cure=cure)
+
+    def number_by_row_key(self, row_key: str) -> int:
         """Return the table number of a row in the main target's table: 0, or that of its secondary rows."""
         return next(
             (number for number, prefix in self.migration.secondary.items() if row_key.startswith(prefix)), 0
@@ -188,11 +193,11 @@ class Mapper:
 
     def number_of(self, table: int, row: Row) -> int:
         """Return the table number of a row that was read with those of table number `table`."""
-        return table if table not in self.migration.kinds else self.migration.number_of(table, key_of(row))
+        return table if table not in self.migration.sharing else self.migration.number_of(table, key_of(row))
 
     def is_shared(self, table: int) -> bool:
         """Tell whether the table with a number also holds rows of other numbers."""
-        return table in self.migration.kinds
+        return table in self.migration.sharing
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table number and key of every row that a source key maps to, without reading its row;
@@ -201,18 +206,15 @@ class Mapper:
             return None
         row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
         try:
-            keys = [(0, key) for key in self._main.keys(row)]
-            keys += [(number, key) for number, index in self._indexes for key in index.keys(row)]
+            [keys] = self._by_kind([row], lambda mapper, rows: [mapper.keys(row) for row in rows])
         except RowRefused:
             return None
         return keys
 
     def source_key(self, target_row: Row) -> EntityKey:
-        """Return the old key of a main target row, from the row itself. Raises RowRefused (`no-old-key`)."""
-        partition, row = self._old_key_holders
-        return EntityKey(
-            self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
-        )
+        """Return the old key of a main target row, from the row itself. Raises RowRefused (`no-old-key`,
+        `no-kind`)."""
+        return self._mapper_of(target_row).source_key(target_row)
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
         """Return the source row that maps to a main target row. Mapping it gives the target row's content
@@ -231,61 +233,20 @@ class Mapper:
         if not self.reversible:
             problem = "the declaration says reverse=False"
             cure = "this migration cannot be rolled back after cutover"
-            raise self._main_scope.refusal("not-reversible", problem, cure=cure)
-        mapping = self.migration.target.property_mapping
-        return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
+            raise RowRefused("not-reversible", "target.properties", problem, cure=cure)
+        return self._mapper_of(target_row).reverse(target_row, old_key, source_row)
 
     @cached_property
     def index_inputs_lost(self) -> tuple[str, ...]:
         """The properties of source rows that index rows are made of and that a main target row does not hold
         unchanged, sorted; with any, index rows cannot be made from main rows alone. Empty for most
         declarations."""
-        mapping = self.migration.target.property_mapping
-        preserved = {old for old, new in mapping.renames.items() if new not in mapping.casts}
-        preserved |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
-        keys = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
-        preserved |= {key for key, holder in keys if holder is not None}
-        needed = self._index_inputs
-        if needed is None:
-            lost = mapping.dropped | mapping.casts.keys() | mapping.replaced
-            return tuple(sorted(lost - preserved)) if mapping.kept is None else ("*",)
-        carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
-        return tuple(sorted(needed - preserved - carried - {TIMESTAMP}))
-
-    @cached_property
-    def _index_inputs(self) -> frozenset[str] | None:
-        """The properties and keys of source rows that index rows are made of; None: all of them."""
-        inputs = set[str]()
-        for index in self.migration.indexes:
-            mapping = index.property_mapping
-            if mapping.kept is None:
-                return None
-            keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
-            inputs |= frozenset[str]().union(*(key.inputs() for key in keys))
-            inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
-            inputs |= frozenset[str]().union(
-                *(computed.of.inputs() for computed in mapping.computed.values())
-            )
-        return None if "*" in inputs else frozenset(inputs)
+        return tuple(sorted(frozenset[str]().union(*(mapper.index_inputs_lost for mapper in self._mappers))))
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
         """Return the index rows of a main target row, made from that row alone as an application makes them.
         Copies of the source's Timestamp hold a different moment. Raises RowRefused."""
-        needed = self._index_inputs
-        try:
-            old_key = self.source_key(target_row)
-        except RowRefused:
-            if needed is None or needed & {PARTITION_KEY, ROW_KEY}:
-                raise
-            old_key = EntityKey("", "")
-        mapping = self.migration.target.property_mapping
-        row = mapping.source_properties(target_row, old_key, needed, self._main_scope)
-        row[TIMESTAMP] = target_row.get(TIMESTAMP)
-        return [
-            TargetRow(number, index_row)
-            for number, index in self._indexes
-            for index_row in index.make_all(row, target_row)
-        ]
+        return self._mapper_of(target_row).index_rows(target_row)
 
     def _check_transaction(self, target_rows: Sequence[TargetRow]) -> None:
         """Raise RowRefused if one transaction could not replace a partition's main and secondary rows."""
@@ -306,104 +267,19 @@ class Mapper:
             cure = "carry less (props.keep instead of keep_all), or give the index a table of its own"
             raise RowRefused("row-too-large", where, problem, cure=cure)
 
-    def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
-        value = None if holder is None else target_row.get(holder)
-        field = f"target.properties({holder})" if holder else "target.properties"
-        if holder is None or not isinstance(value, str) or edm_type(target_row, holder) != STRING:
-            raise RowRefused("no-old-key", field, f"the row does not hold its old {key}", cure=_OLD_KEY_CURE)
-        try:
-            check_key(value, field, allow_empty=True)
-        except RowRefused as refused:
-            problem = f"what the row holds as its old {key} is no key"
-            raise RowRefused("no-old-key", field, problem, cure=refused.cure) from None
-        return value
+
+def _folds(table: Target | Index) -> bool:
+    """Tell whether two source keys may map to one key, as far as the declaration proves."""
+    determined = table.partition_key.determines() | table.row_key.determines()
+    return not {PARTITION_KEY, ROW_KEY} <= determined
 
 
-class _RowMaker:
-    """Makes the rows of one table."""
-
-    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
-        self._where = where
-        self._partition, self._partitions = _key_makers(
-            of.partition_key, f"{where}.partition_key", secrets, of.allow_empty
-        )
-        self._row, self._rows = _key_makers(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
-        self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
-
-    def keys(self, row: Row) -> list[EntityKey]:
-        return [EntityKey(self._partition(row, ""), self._row(row, ""))]
-
-    def make(self, row: Row, item: str, pointer: Row) -> Row:
-        """Return one new row, with `pointer` among its properties."""
-        out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
-        self._fill((row,), (out,))
-        return out
-
-    def make_page(self, rows: Sequence[Row]) -> list[Row]:
-        keys = zip(self._partitions(rows), self._rows(rows), strict=True)
-        target_rows: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
-        self._fill(rows, target_rows)
-        return target_rows
-
-    def _fill(self, rows: Sequence[Row], target_rows: Sequence[Row]) -> None:
-        self.fill(rows, target_rows)
-        for out in target_rows:
-            keys_units = len(out[PARTITION_KEY]) + len(out[ROW_KEY])
-            if len(out) > SURELY_SMALL_FIELDS or keys_units > SURELY_ADDRESSED:
-                check_row(out, self._where)
-
-
-class _IndexMaker(_RowMaker):
-    """Makes the rows of one index, each with the pointer to its main row."""
-
-    def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
-        super().__init__(index, index.where, secrets)
-        self._hidden = [name for name in sorted(POINTER) if index.property_mapping.carries(name)]
-        scope = Scope(f"{index.where}.each", secrets)
-        self._items = None if index.each is None else index.each.compile(scope)
-
-    def keys(self, row: Row) -> list[EntityKey]:
-        if self._items is None:
-            return super().keys(row)
-        keys = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
-        return list(dict.fromkeys(keys))
-
-    def make_all(self, row: Row, main: Row) -> list[Row]:
-        """Return the index rows of a source row, each key once."""
-        for name in self._hidden:
-            if row.get(name) is not None:
-                problem = (
-                    f"the row has a property {name}, which is the pointer to the main row in an index row"
-                )
-                cure = f'drop or rename it there: props.drop("{name}")'
-                raise RowRefused("bad-property-name", f"{self._where}.properties", problem, cure=cure)
-        pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
-        if self._items is None:
-            return [self.make(row, "", pointer)]
-        # Two items with the same key give equal rows: content does not depend on the item.
-        index_rows = [self.make(row, item, pointer) for item in self._items(row)]
-        return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in index_rows}.values())
-
-
-def _key_makers(
-    expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
-) -> tuple[Evaluator, PageEvaluator]:
-    """Return a key's evaluators, for one row and for many, with the checks of the service."""
-    scope = Scope(where, secrets)
-    evaluate, evaluate_page = expression.compile(scope), expression.compile_page(scope)
-    if isinstance(expression, Opaque):
-        return evaluate, evaluate_page  # 32 digits and letters are always valid
-    may_be_empty = allow_empty or expression == Literal("")
-
-    def make(row: Row, item: str) -> str:
-        key = evaluate(row, item)
-        check_key(key, where, allow_empty=may_be_empty)
-        return key
-
-    def make_page(rows: Sequence[Row]) -> list[str]:
-        keys = evaluate_page(rows)
-        for key in {*keys}:  # check each distinct key once: rows share their PartitionKey
-            check_key(key, where, allow_empty=may_be_empty)
-        return keys
-
-    return make, make_page
+def _mappers(migration: Migration, secrets: Mapping[str, bytes]) -> Iterator[KindMapper]:
+    """Yield the mapper of each kind, or that of all rows."""
+    if not migration.kinds:
+        indexes = list(enumerate(migration.indexes, start=1))
+        yield KindMapper("target", migration.target, indexes, secrets)
+    numbers = count(1)
+    for kind in migration.kinds:
+        indexes = [(next(numbers), index) for index in kind.indexes]
+        yield KindMapper(f"{kind.where}.target", kind.target, indexes, secrets)

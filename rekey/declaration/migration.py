@@ -11,30 +11,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from rekey.core.limits import TABLE_NAME_CURE, is_in_target_account, table_name_problem
+from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.keys.base import (
-    KEEP_CURE,
-    KEEPS_WHOLE_KEYS,
     Expression,
     InvalidDeclaration,
-    Item,
-    Kept,
-    Prop,
     constant_prefix,
     need,
-    need_expression,
     need_list,
     refuse_if,
 )
 from rekey.declaration.keys.hashes import Opaque
-from rekey.declaration.keys.pieces import Split
-from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
-from rekey.declaration.props import Operation
+from rekey.declaration.kinds import RowKind, checked_kinds, target_of, targets_in
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
+from rekey.declaration.targets import Index, Target, check_table
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
 
@@ -48,143 +41,7 @@ FORMAT = "rekey/declaration/v1"
 MANY = "migrations"
 _NAME_THEM = 'name the tables, ["OrdersDE", "OrdersFR"]; `rekey new NAME --each "Orders*"` finds them'
 _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
-MAIN_PARTITION_KEY = "MainPartitionKey"
-MAIN_ROW_KEY = "MainRowKey"
-_HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
-# Properties of every index row: the key of the main target row.
-POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 _OMIT_DEFAULT = json_field(omit_default=True)
-
-
-@dataclass(frozen=True)
-class _Filled:
-    """A table that the migration fills: base of `Target` and `Index`."""
-
-    table: str
-    partition_key: Expression = field(kw_only=True)
-    row_key: Expression = field(kw_only=True)
-    properties: Sequence[Operation] = field(default=(), kw_only=True)
-    allow_empty: bool = field(default=False, kw_only=True)
-
-    kind: ClassVar[str]
-    # Whether properties that no operation names are copied into the new row.
-    carries_all: ClassVar[bool]
-
-    def __post_init__(self) -> None:
-        _check_table(f"{self.kind}.table", self.table)
-        for name, key in self._keys():
-            field = f"{self.where}.{name}"
-            need_expression(field, key)
-            if isinstance(key, Kept):
-                object.__setattr__(self, name, Prop(_HELD_BY[name]))
-            elif key.contains(Kept):
-                raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
-        cure = "write properties=[props.…]"
-        where = f"{self.where}.properties"
-        properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
-        object.__setattr__(self, "properties", properties)
-
-    @property
-    def where(self) -> str:
-        """This table's name in errors: `target`, `index[UsersByTag]`."""
-        return self.kind
-
-    @cached_property
-    def property_mapping(self) -> PropertyMapping:
-        """The property operations, checked."""
-        return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
-
-    def _keys(self) -> tuple[tuple[str, Expression], ...]:
-        return ("partition_key", self.partition_key), ("row_key", self.row_key)
-
-    def _keys_of_items(self) -> list[str]:
-        return [name for name, key in self._keys() if key.contains(Item)]
-
-
-@dataclass(frozen=True)
-class Target(_Filled):
-    """The new table, filled with one row for each source row.
-
-    Args:
-        table: its name; `Users@targets` for the table Users in the target account (`[targets]`).
-        partition_key: the new PartitionKey.
-        row_key: the new RowKey.
-        properties: property operations (`rekey.declaration.props`); without any, every property is copied.
-        allow_empty: whether keys may be empty (`keys.literal("")` always may).
-    """
-
-    kind: ClassVar[str] = "target"
-    carries_all: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self._keys_of_items():
-            problem = "keys.item() has no meaning in the main target"
-            raise InvalidDeclaration(f"target.{name}", problem, cure="use it in an Index")
-        _ = self.property_mapping  # checks the operations
-
-    def old_key_fields(self) -> tuple[str | None, str | None]:
-        """Return the fields of a target row that hold the old PartitionKey and RowKey; None if not held."""
-        return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
-
-    def _holder_of(self, key: str) -> str | None:
-        # a key comes first: a row's key cannot change, a copied property can
-        if self.partition_key == Prop(key):
-            return PARTITION_KEY
-        if self.row_key == Prop(key):
-            return ROW_KEY
-        return self.property_mapping.copy_of_key(key)
-
-
-@dataclass(frozen=True)
-class Index(_Filled):
-    """Further rows made from the same source rows, in a table of their own or next to the main rows; they
-    point to the main row.
-
-    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes. In the
-    main target's table its rows are secondary rows: written in one transaction with their main row if that
-    has the same PartitionKey.
-
-    Args:
-        table: its name; the main target's if the RowKeys of both begin with constant text that tells them
-            apart, e.g. `keys.literal("AGE:") + …`; another index's if PartitionKeys or RowKeys of both do.
-        each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
-            `each`, one index row for each source row.
-        partition_key: PartitionKey of the index row.
-        row_key: RowKey of the index row.
-        properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
-            `copy`, `rename`, `set`, `compute`, `cast`.
-        allow_empty: whether keys may be empty.
-    """
-
-    each: Split | None = field(default=None, kw_only=True)
-
-    kind: ClassVar[str] = "index"
-    carries_all: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where, used, cure = self.where, self._keys_of_items(), 'each=keys.split("Property", ",")'
-        if self.each is None:
-            for name in used:
-                raise InvalidDeclaration(f"{where}.{name}", "keys.item() needs each=", cure=f"add {cure}")
-        else:
-            need(f"{where}.each", self.each, Split, "does not give items", cure=f"write {cure}")
-            problem = "no key uses keys.item(), so all items would give the same row"
-            cure = "use keys.item() in a key, or leave each= out"
-            refuse_if(not used, f"{where}.each", problem, cure=cure)
-            problem = "keys.item() cannot make the items"
-            refuse_if(self.each.of.contains(Item), f"{where}.each", problem, cure="split a property")
-        hidden = POINTER & (self.property_mapping.created | (self.property_mapping.kept or set()))
-        problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
-        cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
-        refuse_if(hidden, f"{where}.properties", problem, cure=cure)
-
-    @property
-    def where(self) -> str:
-        """This index's name in errors: `index[UsersByTag]`, with the constant beginning of its RowKeys if
-        there is one: `index[Races AGE:]`."""
-        return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
 
 
 @dataclass(frozen=True)
@@ -194,7 +51,7 @@ class Migration:
     Args:
         source: the old table; one that an earlier migration moved to the target account is named as there,
             `Users@targets`.
-        target: the new table.
+        target: the new table. With `kinds`, it and `indexes` are left out.
         indexes: further tables filled from the same rows.
         capture: `dual-write` (the application writes through rekey's client or proxy) or `delta` (no change
             to the application; a short write downtime at the end).
@@ -207,13 +64,15 @@ class Migration:
         group: scripts with the same group cut over, roll back and complete together.
         mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
             that `[sealing]` names) or `plain`; the default is sealed if a key is `keys.opaque`.
+        kinds: kinds of rows (`RowKind`), each with its own target and indexes; a row that none of them takes
+            is refused (`no-kind`).
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
     """
 
     source: str
-    target: Target
+    target: Target = None  # type: ignore[assignment]  # `_set_kinds` sets or refuses it
     indexes: Sequence[Index] = ()
     capture: Capture = field(kw_only=True)
     reverse: bool = field(default=True, kw_only=True)
@@ -222,9 +81,11 @@ class Migration:
     waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_OMIT_DEFAULT)
     group: str = field(default="", kw_only=True, metadata=_OMIT_DEFAULT)
     mapping: Keeping | None = field(default=None, kw_only=True, metadata=exclude)
+    kinds: Sequence[RowKind] = field(default=(), kw_only=True, metadata=_OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
-        _check_table("source", self.source)
+        check_table("source", self.source)
+        self._set_kinds()
         need("target", self.target, Target, "is not a Target", cure="write target=Target(…)")
         object.__setattr__(self, "indexes", tuple(self.indexes))
         for index in self.indexes:
@@ -243,9 +104,23 @@ class Migration:
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
         self._check_tables()
-        self._check_kinds()
+        self._check_shared_tables()
         if self.reverse:
             self._check_reversible()
+
+    def _set_kinds(self) -> None:
+        """Make the one target and the indexes of all kinds, if there are any."""
+        if isinstance(self.kinds, Sequence) and not self.kinds:
+            cure = "write target=Target(…), or kinds=[RowKind(…), …] for rows of several kinds"
+            refuse_if(self.target is None, "target", "there is none", cure=cure)
+            return
+        kinds = checked_kinds(self.kinds)
+        both = any((self.target, self.indexes))
+        cure = "give each kind its own target and indexes"
+        refuse_if(both, "target", "target= and indexes= beside kinds=", cure=cure)
+        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "target", target_of(kinds))
+        object.__setattr__(self, "indexes", tuple(index for kind in kinds for index in kind.indexes))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -291,19 +166,19 @@ class Migration:
         return beginnings
 
     @cached_property
-    def kinds(self) -> Mapping[int, Mapping[int, tuple[str, str]]]:
+    def sharing(self) -> Mapping[int, Mapping[int, tuple[str, str]]]:
         """For each shared table, by its first number: the beginnings of the other numbers' keys. A row with
         none of them belongs to the first number."""
-        kinds: dict[int, dict[int, tuple[str, str]]] = {}
+        sharing: dict[int, dict[int, tuple[str, str]]] = {}
         for number, begins in self.beginnings.items():
             first = self.tables.index(self.tables[number])
             if number != first:
-                kinds.setdefault(first, {})[number] = begins
-        return kinds
+                sharing.setdefault(first, {})[number] = begins
+        return sharing
 
     def number_of(self, table: int, key: EntityKey) -> int:
         """Return the table number of a row that was read with those of table number `table`."""
-        for number, (partition, row) in self.kinds.get(table, {}).items():
+        for number, (partition, row) in self.sharing.get(table, {}).items():
             if key.partition.startswith(partition) and key.row.startswith(row):
                 return number
         return table
@@ -336,32 +211,50 @@ class Migration:
         """Whether old keys are encrypted in the restricted store and the state file."""
         return self.mapping == "sealed"
 
+    @property
+    def rules(self) -> tuple[tuple[Target, Sequence[Index]], ...]:
+        """Target and indexes of each kind, or of all rows where there are no kinds."""
+        if self.kinds:
+            return tuple((kind.target, kind.indexes) for kind in self.kinds)
+        return ((self.target, self.indexes),)
+
+    @cached_property
+    def declared_tables(self) -> tuple[tuple[str, Target | Index], ...]:
+        """Every target and index as it was declared, with its name in errors: `target`, `index[ByTag]`,
+        `kinds[user].target`."""
+        return (*targets_in(self.target), *((index.where, index) for index in self.indexes))
+
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield every key expression with its field, e.g. `target.row_key` or `index[ByTag].each`."""
-        for target in self.filled:
-            if isinstance(target, Index) and target.each is not None:
-                yield f"{target.where}.each", target.each.of
-            yield f"{target.where}.partition_key", target.partition_key
-            yield f"{target.where}.row_key", target.row_key
+        for where, table in self.declared_tables:
+            if isinstance(table, Index) and table.each is not None:
+                yield f"{where}.each", table.each.of
+            yield f"{where}.partition_key", table.partition_key
+            yield f"{where}.row_key", table.row_key
 
     def expressions(self) -> Iterator[tuple[str, Expression]]:
         """Yield the key expressions, then those of computed properties, each with its field."""
         yield from self.key_expressions()
-        for target in self.filled:
-            for name, computed in target.property_mapping.computed.items():
-                yield f"{target.where}.properties({name})", computed.of
+        for where, table in self.declared_tables:
+            for name, computed in table.property_mapping.computed.items():
+                yield f"{where}.properties({name})", computed.of
 
     @property
     def key_inputs(self) -> frozenset[str]:
-        """The properties that the keys are made of; contains `*` when a custom function may read any."""
-        return frozenset[str]().union(*(expression.inputs() for _, expression in self.key_expressions()))
+        """The properties that the keys are made of, and those that say of which kind a row is; contains `*`
+        when a custom function may read any."""
+        inputs = [expression.inputs() for _, expression in self.key_expressions()]
+        return frozenset[str]().union(*inputs, *(kind.when.inputs() for kind in self.kinds))
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
-        # Group and mapping are named only where they differ from the default, so that scripts older than
-        # these fields keep their digests.
+        # Group, mapping and kinds are named only where they differ from the default, so that scripts older
+        # than these fields keep their digests.
         sealed = {"mapping": self.mapping} if self.is_sealed else {}
-        return {"format": FORMAT, **members(self), **sealed}
+        declared = {"format": FORMAT, **members(self), **sealed}
+        for name in ("target", "indexes") if self.kinds else ():
+            del declared[name]  # they are in the kinds
+        return declared
 
     def canonical_json(self) -> str:
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -373,10 +266,10 @@ class Migration:
 
     def _check_tables(self) -> None:
         seen = {self.source.lower(): "source"}
-        for target in self.filled:
+        for number, target in enumerate(self.filled):
             place, table = f"{target.where}.table", target.table
-            if isinstance(target, Index) and table in self.tables[: self.filled.index(target)]:
-                continue  # `_check_kinds` checks that the rows can be told apart
+            if isinstance(target, Index) and table in self.tables[:number]:
+                continue  # `_check_shared_tables` checks that the rows can be told apart
             earlier = seen.get(table.lower())
             cure = "give the new table a new name: keys cannot be changed in place"
             if earlier == "target.table":
@@ -387,12 +280,15 @@ class Migration:
             refuse_if(earlier, place, problem, cure=cure)
             seen[table.lower()] = place
 
-    def _check_kinds(self) -> None:
+    def _check_shared_tables(self) -> None:
         """Refuse rows of several kinds in one table unless their keys' constant beginnings tell them apart:
         the RowKeys' in the main target's table, PartitionKey's or RowKey's in an index table."""
-        co_located = [target for target in self.filled if target.table == self.target.table]
-        kinds = [(target.where, constant_prefix(target.row_key)) for target in co_located]
-        for number, (where, prefix) in enumerate(kinds):
+        kinds = [(f"{kind.where}.target", kind.prefixes[ROW_KEY]) for kind in self.kinds]
+        kinds = kinds or [(self.target.where, constant_prefix(self.target.row_key))]
+        mains = len(kinds)
+        beside = [index for index in self.indexes if index.table == self.target.table]
+        kinds += [(index.where, constant_prefix(index.row_key)) for index in beside]
+        for number, (where, prefix) in enumerate(kinds[mains:], start=mains):
             for _, other in kinds[:number]:
                 if prefix.startswith(other) or other.startswith(prefix):
                     problem = f"{prefix!r} and {other!r} do not tell them apart"
@@ -415,14 +311,16 @@ class Migration:
                 )
 
     def _check_reversible(self) -> None:
-        for key, holder in zip((PARTITION_KEY, ROW_KEY), self.target.old_key_fields(), strict=True):
-            lost = f"the old {key} cannot be found again from a target row, so it could not be rolled back"
-            cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
-            refuse_if(holder is None, "reverse", lost, cure=cure)
-        for cast in self.target.property_mapping.casts.values():
-            lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
-            cure = "add was= to the cast, or say reverse=False"
-            refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+        for where, target in targets_in(self.target):
+            for key, holder in zip((PARTITION_KEY, ROW_KEY), target.old_key_fields(), strict=True):
+                row = "a target row" if where == target.where else f"a row of {where}"
+                lost = f"the old {key} cannot be found again from {row}, so it could not be rolled back"
+                cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
+                refuse_if(holder is None, "reverse", lost, cure=cure)
+            for cast in target.property_mapping.casts.values():
+                lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
+                cure = "add was= to the cast, or say reverse=False"
+                refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
         moves = "the key is made of Timestamp, which changes when a row is written back"
         cure = "make the key of a property of the row, or say reverse=False"
         for where, expression in self.key_expressions():
@@ -512,9 +410,3 @@ def _opaques(expressions: Iterable[tuple[str, Expression]]) -> Iterator[Opaque]:
 def _check_choice(where: str, value: object, choices: tuple[str, ...]) -> None:
     cure = " or ".join(f'{where}="{choice}"' for choice in choices)
     refuse_if(value not in choices, where, f"{value!r} is not known", cure=f"write {cure}")
-
-
-def _check_table(where: str, name: object) -> None:
-    problem = table_name_problem(name, qualified=True)
-    cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
-    refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)

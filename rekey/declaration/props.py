@@ -206,15 +206,7 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     """
     _new_name("props.set(name)", name)
     field = f"props.set({name})"
-    natural, text = _constant(field, value)
-    edm = natural if type is None else edm_name(field, type)
-    other = edm != natural and natural not in (STRING, INT32)
-    refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
-    try:
-        wire = wire_value(edm, text)
-    except Lossy:
-        cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
-        raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
+    edm, wire = typed_constant(field, value, type)
     large = value_bytes(edm, wire) > MAX_VALUE_BYTES
     refuse_if(large, field, "the value is larger than 64 KiB", cure="write a smaller one")
     return Set(name, edm, wire)
@@ -283,6 +275,20 @@ def _source_name(field: str, name: object) -> None:
 def _new_name(field: str, name: object) -> None:
     problem = property_name_problem(name)
     refuse_if(problem, field, problem or "", cure="choose another name")
+
+
+def typed_constant(field: str, value: object, type_name: str | None) -> tuple[str, Any]:
+    """Return the EDM type and wire value of a Python constant; `type_name`: its type, None for the natural
+    one. Raises InvalidDeclaration."""
+    natural, text = _constant(field, value)
+    edm = natural if type_name is None else edm_name(field, type_name)
+    other = edm != natural and natural not in (STRING, INT32)
+    refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
+    try:
+        return edm, wire_value(edm, text)
+    except Lossy:
+        cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
+        raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
 
 
 def _constant(field: str, value: object) -> tuple[str, str]:

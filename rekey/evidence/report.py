@@ -56,6 +56,7 @@ def render(files: Mapping[str, bytes]) -> str:
         "evidence.html",
         exported=events[-1],
         declaration=declaration,
+        target_tables=_tables(declaration),
         record=state["migration"] or {},
         phases=[phase_name(phase, capture) for phase in state["phases"]],
         checkpoint=note.parsed(files[contents.CHECKPOINT].decode()),
@@ -80,6 +81,14 @@ def _span(run: Mapping[str, Any]) -> Span:
     begin, end = (datetime.fromisoformat(run[at]) for at in ("started_at", "finished_at"))
     back = run["outcome"] == TAKEN_BACK
     return Span(run["phase"], begin, end, back or run["outcome"] == "done", back)
+
+
+def _tables(declaration: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tables that a declaration fills, the main target's first."""
+    kinds = declaration.get("kinds", [declaration])
+    targets = [kind["target"]["table"] for kind in kinds]
+    indexes = [index["table"] for kind in kinds for index in kind["indexes"]]
+    return list(dict.fromkeys([*targets, *indexes]))
 
 
 def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[dict[str, Any]]:

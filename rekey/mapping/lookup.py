@@ -9,7 +9,7 @@ from typing import Any
 
 from rekey.core.plain import json_field
 from rekey.core.safe_ids import SHORT_CHARACTERS
-from rekey.declaration.migration import MAIN_PARTITION_KEY
+from rekey.declaration.targets import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
 from rekey.mapping.rows import pointer_of
 from rekey.mapping.store import MappingStore

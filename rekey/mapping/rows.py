@@ -18,7 +18,7 @@ import orjson
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.crockford import ALPHABET
 from rekey.core.safe_ids import SHORT_CHARACTERS, SafeIds
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import Erased, RowRefused
 from rekey.mapping.sealing import FORWARD, REVERSE, DataKey, Sealer, binary, derived, unreadable
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row

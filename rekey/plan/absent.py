@@ -22,9 +22,12 @@ def named_properties(migration: Migration) -> dict[str, str]:
     for field, expression in migration.expressions():
         for name in sorted(expression.inputs()):
             named.setdefault(name, field)
-    for filled in migration.filled:
-        created = {operation.created for operation in filled.properties}
-        for operation in filled.properties:
+    for kind in migration.kinds:
+        for name in sorted(kind.when.inputs()):
+            named.setdefault(name, f"{kind.where}.when")
+    for _, table in migration.declared_tables:
+        created = {operation.created for operation in table.properties}
+        for operation in table.properties:
             for name in _names(operation):
                 if not (
                     isinstance(operation, Cast) and name in created

@@ -82,9 +82,10 @@ def declaration_problems(
 
 
 def _mapping_problems(migration: Migration) -> Iterator[Problem]:
-    for index in migration.indexes:
-        if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
-            yield _problem("rows-apart", where=index.where)
+    for target, indexes in migration.rules:
+        for index in indexes:
+            if index.table == target.table and index.partition_key != target.partition_key:
+                yield _problem("rows-apart", where=index.where)
     if not migration.reverse:
         yield _problem("no-way-back")
 
@@ -94,19 +95,22 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
     if migration.indexes and not migration.reverse:
         yield _problem("indexes-cannot-follow", tables=", ".join(index.table for index in migration.indexes))
     yield _problem("clients-first", source=migration.source, script=declared.script_id)
-    copied = any(target.property_mapping.from_timestamp for target in migration.filled)
+    copied = any(table.property_mapping.from_timestamp for _, table in migration.declared_tables)
     if TIMESTAMP in migration.key_inputs or copied:
         yield _problem("timestamp-copies")
 
 
 def changes_nothing(migration: Migration) -> bool:
     """Tell whether the only target would be a copy of the source in its account (plus old keys)."""
-    target = migration.target
+    targets = [target for target, _ in migration.rules]
     return (
-        is_in_target_account(target.table) == is_in_target_account(migration.source)
-        and (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
+        is_in_target_account(migration.target.table) == is_in_target_account(migration.source)
         and not migration.indexes
-        and all(isinstance(prop, Copy) for prop in target.properties)
+        and all(
+            (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
+            and all(isinstance(prop, Copy) for prop in target.properties)
+            for target in targets
+        )
     )
 
 

@@ -365,6 +365,16 @@ class Basis:
     advice: Mapping[str, Severity] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class KindRows:
+    """The rows of one kind, among those that the mapping was tried on."""
+
+    name: str
+    # The condition in words.
+    when: str
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappingResult:
     """The result of mapping the rows of the source."""
@@ -379,6 +389,8 @@ class MappingResult:
     refused: tuple[RefusedRows, ...] = ()
     # The target tables, main first.
     fills: tuple[TableFill, ...] = field(default=(), metadata=json_field("targets"))
+    # Empty where the script declares no kinds.
+    kinds: tuple[KindRows, ...] = field(default=(), metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Self, TypeVar
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
-from rekey.declaration.mapper import Mapper, TableRows, TargetRow
+from rekey.declaration.mapper import Mapper, TableRows
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, PROBED, Inventory, Weights
 from rekey.mapping.rows import MappingRows, target_key
@@ -23,7 +24,7 @@ from rekey.plan.advice.gather import Gatherer
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.packing import Filled, Packing
 from rekey.plan.portrait import Portrayer
-from rekey.plan.result import Example, MappingResult, NewKey, RefusedRows
+from rekey.plan.result import Example, KindRows, MappingResult, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
@@ -100,10 +101,12 @@ class MappedCounts:
         tried: all source rows, refused ones included.
         source_rows: source rows that were mapped.
         target_rows: rows of each target table.
+        kinds: source rows of each kind, by its name.
     """
 
     def __init__(self, tables: int) -> None:
         self.tried = 0
+        self.kinds: Counter[str] = Counter()
         self.source_rows = [0 for _ in PARTS]
         self.target_rows = [[0] * tables for _ in PARTS]
 
@@ -191,6 +194,8 @@ class Survey:
     def _take(self, rows: Sequence[Row], part: int) -> None:
         [targets] = self.mapper.map_tables(rows, self._refusals.add)
         mapped = targets[0].sources
+        if self.mapper.migration.kinds:
+            self.counts.kinds.update(kind.name for kind in map(self.mapper.kind_of, rows) if kind is not None)
         digests, *_ = [self._search.take(number, *target) for number, target in enumerate(targets)]
         tables = [mapped, *(target.rows for target in targets)]
         today, *counts = [Counter([row[PARTITION_KEY] for row in table]) for table in tables]
@@ -249,6 +254,10 @@ class Survey:
             refused=tuple(
                 explained(refused, self.counts.tried, absent, self.present)
                 for refused in self._refusals.by_frequency(self._row_id, show_keys=show_keys)
+            ),
+            kinds=tuple(
+                KindRows(kind.name, kind.when.describe(), self.counts.kinds[kind.name])
+                for kind in self.mapper.migration.kinds
             ),
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of

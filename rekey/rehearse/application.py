@@ -17,7 +17,8 @@ from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.client.sdk.errors import DualWriteRefused
 from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, canonical_text, edm_type
 from rekey.declaration.keys.base import WHOLE_ROW
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
 from rekey.model import (
     PARTITION_KEY,

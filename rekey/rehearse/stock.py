@@ -12,8 +12,9 @@ from pathlib import Path
 from rekey.copy.batches import pack
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
-from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical
+from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, STRING, canonical
 from rekey.core.limits import own_name
+from rekey.declaration.casts import ANNOTATED, wire_value
 from rekey.declaration.keys.base import WHOLE_ROW, Prop
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part
@@ -21,6 +22,7 @@ from rekey.declaration.keys.text import ZeroPad
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.declaration.props import Cast, Copy, Keep, Rename
+from rekey.declaration.rows import AllOf, AnyOf, Condition, KeyIs, NoneOf, PropIs, Value
 from rekey.errors import ConfigurationError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key_of, property_names
 from rekey.rehearse.application import Application, places_of
@@ -130,6 +132,15 @@ SYLLABLES = (
 _DOMAINS = ("mail.example", "post.example", "work.example", "club.example")
 TAGS = ("azure", "cloud", "data", "keys", "news", "ops", "tables", "travel", "web", "C#", "a/b testing")
 _COUNTING_WIDTH = 7
+# Text of a value of each EDM type.
+_TEXTS = {
+    STRING: "text",
+    **dict.fromkeys((INT32, INT64, DOUBLE), "1"),
+    BOOLEAN: "true",
+    DATETIME: "2021-01-01T00:00:00.0000000Z",
+    GUID: "00000000-0000-0000-0000-000000000001",
+    BINARY: "AA==",
+}
 
 
 def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
@@ -184,6 +195,7 @@ def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
+    """Yield rows with the properties that the declaration reads, of each kind in turn."""
     kinds, separators, widths = _read_by(migration)
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable test data
@@ -206,7 +218,34 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
             }.get(edm, text)
             if edm != STRING and name not in (PARTITION_KEY, ROW_KEY):
                 row[name + TYPE_SUFFIX] = edm
+        if migration.kinds:
+            meet(migration.kinds[number % len(migration.kinds)].when, row)
         yield row
+
+
+def meet(condition: Condition, row: Row) -> None:
+    """Change a row so that it meets a condition, as far as that is easy: a pattern of keys is not tried."""
+    match condition:
+        case KeyIs(name=name, prefix=prefix, bounds=bounds):
+            whole = next((value.text for value in bounds.one_of), None)
+            least = "" if bounds.at_least is None else bounds.at_least.text
+            row[name] = f"{prefix or least}{row[name]}" if whole is None else whole
+        case PropIs(name=name, edm=edm, bounds=bounds):
+            value = next(iter(bounds.one_of), bounds.at_least or Value(edm or STRING, _TEXTS[edm or STRING]))
+            row.pop(name + TYPE_SUFFIX, None)
+            if value.edm in ANNOTATED:
+                row[name + TYPE_SUFFIX] = value.edm
+            row[name] = wire_value(value.edm, value.text)
+        case AllOf(of=conditions):
+            for each in conditions:
+                meet(each, row)
+        case AnyOf(of=conditions):
+            meet(conditions[0], row)
+        case NoneOf(of=conditions):
+            named = frozenset[str]().union(*(each.inputs() for each in conditions))
+            for name in named - {PARTITION_KEY, ROW_KEY}:
+                row.pop(name, None)
+                row.pop(name + TYPE_SUFFIX, None)
 
 
 def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
@@ -237,7 +276,7 @@ def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict
 def _kinds(migration: Migration) -> dict[str, str]:
     """Return the EDM types of the properties that property operations name."""
     kinds: dict[str, str] = {}
-    operations = [prop for filled in migration.filled for prop in filled.properties]
+    operations = [prop for _, table in migration.declared_tables for prop in table.properties]
     old_names = {operation.new: operation.old for operation in operations if isinstance(operation, Rename)}
     for operation in operations:
         match operation:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from rekey.core.concurrency import for_each
 from rekey.core.safe_ids import SafeIds
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import EntityKey, Row, content_of, key_of

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekey.core.progress import Progress
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration, required_secrets
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from rekey.core.concurrency import for_each
 from rekey.core.edm import canonical_content
 from rekey.core.spill import Spill
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.addresses import is_addressable

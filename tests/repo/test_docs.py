@@ -16,7 +16,7 @@ import click
 import pytest
 
 from docs.pictures import draw_phases
-from rekey import Index, Migration, Target, keys, props
+from rekey import Index, Migration, RowKind, Target, keys, props, rows
 from rekey.cli.main import rekey
 from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
@@ -180,7 +180,12 @@ def test_every_property_operation_is_documented(name: str) -> None:
     assert f"`props.{name}(" in EXPRESSIONS
 
 
-@pytest.mark.parametrize("declared", [Migration, Target, Index])
+@pytest.mark.parametrize("name", [name for name in sorted(rows.__all__) if name.islower()])
+def test_every_condition_is_documented(name: str) -> None:
+    assert f"`rows.{name}(" in EXPRESSIONS
+
+
+@pytest.mark.parametrize("declared", [Migration, RowKind, Target, Index])
 def test_every_argument_of_a_declaration_is_documented(declared: type) -> None:
     [block] = [one for one in blocks(ROOT / "docs/guides/scripts.md") if one.text.startswith("Migration(")]
     [said] = [call for call in ast.walk(ast.parse(block.text)) if is_call_of(declared.__name__, call)]

@@ -43,7 +43,20 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds.small import BENCHES, HANDLES, LOWERED, POSTS, RACES, SEATS, USERS, post, racer, user
+from tests.worlds.small import (
+    BENCHES,
+    HANDLES,
+    LOWERED,
+    POSTS,
+    RACES,
+    SEATS,
+    TICKETS,
+    USERS,
+    post,
+    racer,
+    ticket,
+    user,
+)
 
 MOST_STATES = 400_000
 
@@ -123,6 +136,19 @@ def bench_steps(version: int) -> dict[str, Step]:
     }
 
 
+def ticket_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a ticket, by name: also what makes it a row of another kind."""
+    closed = ticket("1", "closed", Version=version)
+    return {
+        **_steps(ticket("1", Version=version)),
+        "close": (Do(REPLACE, closed),),
+        "close-if": (Do(REPLACE, closed, conditional=True),),
+        "merge a close": (Do(MERGE, closed),),
+        "upsert closed": (Do(UPSERT, closed),),
+        "batch": (Do(REPLACE, closed), Do(UPSERT, ticket("2", Version=version))),
+    }
+
+
 def race_steps(version: int) -> dict[str, Step]:
     """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
     row = racer("1", 20, Time=version)
@@ -178,6 +204,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "seats": (SEATS, guest("u1"), seat_steps),
     "handles": (HANDLES, bench("Ann"), bench_steps),
     "benches": (BENCHES, bench("Ann"), bench_steps),
+    "tickets": (TICKETS, ticket("1", Version=1), ticket_steps),
     "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 

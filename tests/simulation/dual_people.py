@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import (
     Collision,
     ConditionFailed,

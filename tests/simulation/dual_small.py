@@ -247,7 +247,7 @@ class DualWorld(SmallWorld):
         for name, expected in self.given_by_main_rows().items():
             actual = contents(self.others.dump(name))
             if name == self.mapper.tables[0]:
-                actual = {key: row for key, row in actual.items() if self.mapper.kind_of(key.row)}
+                actual = {key: row for key, row in actual.items() if self.mapper.number_by_row_key(key.row)}
             if actual != expected:
                 return f"the index rows of {name} are not what their main rows give"
         return ""
@@ -257,7 +257,7 @@ class DualWorld(SmallWorld):
         tables = self.mapper.tables
         given: dict[str, dict[EntityKey, Row]] = {name: {} for name in tables[1:]}
         for row in self.others.dump(tables[0]):
-            if not self.mapper.kind_of(row["RowKey"]):
+            if not self.mapper.number_by_row_key(row["RowKey"]):
                 for number, made in self.mapper.index_rows(row):
                     given[tables[number]][key_of(made)] = made
         return given

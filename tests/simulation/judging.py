@@ -70,7 +70,7 @@ def wrong_targets(
 
 def main_rows(mapper: Mapper, rows: Mapping[EntityKey, Row]) -> dict[EntityKey, Row]:
     """Return those rows of the main target's table that are main rows."""
-    return {key: row for key, row in rows.items() if not mapper.kind_of(key.row)}
+    return {key: row for key, row in rows.items() if not mapper.number_by_row_key(key.row)}
 
 
 def standing_together(mapper: Mapper, target_row: Row) -> dict[EntityKey, Row]:

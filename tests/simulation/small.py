@@ -25,8 +25,9 @@ from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.safe_ids import SafeIds
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowExists, RowMissing
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, pointer_of
 from rekey.mapping.store import MappingStore
@@ -193,14 +194,14 @@ class SmallWorld(Scenario):
         if wrong := [row for row in there if not self._goes_with_main(row, there)]:
             return f"{len(wrong)} secondary rows are not what their main rows give"
         for row in there:
-            if self.mapper.kind_of(row["RowKey"]):
+            if self.mapper.number_by_row_key(row["RowKey"]):
                 continue
             if rows.reverse_key(key_of(row)) not in known:
                 return "a target row has no mapping row"
         return ""
 
     def _goes_with_main(self, row: Row, there: Sequence[Row]) -> bool:
-        if not self.mapper.kind_of(row["RowKey"]):
+        if not self.mapper.number_by_row_key(row["RowKey"]):
             return True
         main = next(main for main in there if key_of(main) == pointer_of(row))
         made = [

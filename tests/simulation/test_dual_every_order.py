@@ -62,6 +62,8 @@ ONE_CLIENT = [
     "benches, cutover: old batch of delete and insert",
     "benches, dual_write: old batch that keeps the seat",
     "benches, cutover: old batch that keeps the seat",
+    "tickets, dual_write: old close",
+    "tickets, cutover: old merge a close",
     "races, dual_write: old move",
     "races, dual_write: new move",
     "races, cutover: new move",
@@ -69,6 +71,9 @@ ONE_CLIENT = [
     "races, cutover: new delete",
 ]
 LARGE = (
+    ("tickets, dual_write: old close", "an open outcome"),
+    ("tickets, dual_write: old close", "a busy service"),
+    ("tickets, cutover: old merge a close", "an open outcome"),
     ("posts, dual_write: old move", "an open outcome"),
     ("posts, dual_write: old move", "a busy service"),
     ("races, cutover: old rename", "an open outcome"),
@@ -156,6 +161,10 @@ TWO_CLIENTS = [
     ("handles, dual_write: old batch of delete and insert | new upsert", "a crash, late requests", 0),
     ("handles, cutover: old batch of delete and insert | new delete", "no faults", 0),
     ("benches, dual_write: old delete | old insert the other", "no faults", 1),
+    ("tickets, dual_write: old close | old merge", "no faults", 0),
+    ("tickets, dual_write: old close | new delete", "no faults", 0),
+    ("tickets, cutover: old close | new replace", "no faults", 0),
+    ("tickets, cutover, absent: old upsert closed | new insert", "no faults", 0),
     ("seats, dual_write, gone: old insert | old insert the other", "no faults", 0),
     ("seats, dual_write: old leave the seat | old upsert the other", "no faults", 0),
     ("seats, cutover, gone: new upsert | new upsert the other", "no faults", 0),
@@ -165,6 +174,7 @@ BESIDE_A_BACKFILL = [
     ("users, dual_write: old replace", "no faults", 1),
     ("users, dual_write, absent: old insert", "no faults", 1),
     ("posts, dual_write: old move", "no faults", 0),
+    ("tickets, dual_write: old close", "no faults", 0),
     ("races, dual_write: old move", "no faults", 0),
 ]
 """Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
@@ -177,6 +187,7 @@ _EACH = 6
 """Of SOAK_SECONDS each of some fifty worlds has this part."""
 
 LARGE_TWO = [
+    ("tickets, cutover, absent: old upsert closed | new insert", "no faults", 0),
     ("handles, dual_write: old delete | old insert the other", "a busy service", 1),
     ("lowered, dual_write, gone: old upsert | old upsert the other", "a crash, late requests", 0),
     ("lowered, dual_write, gone: old upsert | old upsert the other", "an open outcome", 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from rekey import Index, Migration, Target, keys, props
+from rekey import Index, Migration, RowKind, Target, keys, props, rows
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
@@ -113,6 +113,35 @@ HANDLES = replace(SEATS, target=replace(SEATS.target, row_key=keys.literal("U:")
 BENCHES = replace(HANDLES, indexes=[replace(SEATS.indexes[0], table="GuestsV2")])
 """The index rows of HANDLES as secondary rows."""
 
+TICKETS = Migration(
+    source="Tickets",
+    kinds=[
+        RowKind(
+            "closed",
+            when=rows.prop("Status", equals="closed"),
+            target=Target(
+                "TicketsV2",
+                partition_key=keys.keep(),
+                row_key=keys.literal("closed:") + keys.prop("RowKey"),
+                properties=[props.copy("RowKey", to="Number")],
+            ),
+        ),
+        RowKind(
+            "open",
+            when=rows.every(),
+            target=Target(
+                "TicketsV2",
+                partition_key=keys.keep(),
+                row_key=keys.literal("open:") + keys.prop("RowKey"),
+                properties=[props.copy("RowKey", to="Number")],
+            ),
+            indexes=[Index("TicketsByOwner", partition_key=keys.prop("Owner"), row_key=keys.prop("RowKey"))],
+        ),
+    ],
+    capture="dual-write",
+)
+"""Two kinds of rows, told apart by a property: a row that is closed has another key and no index row."""
+
 
 def racer(bib: str, age: int = 55, name: str = "John", race: str = "nyc", **more: object) -> Row:
     """A source row of RACES."""
@@ -123,11 +152,11 @@ def halves(mapper: Mapper, rows: Iterable[Row]) -> list[EntityKey]:
     """Return the rows that stand without the row that they go with: a secondary row without its main row, or
     a main row without a secondary row of each kind."""
     found = list(rows)
-    main = {key_of(row) for row in found if mapper.kind_of(row["RowKey"]) == 0}
+    main = {key_of(row) for row in found if mapper.number_by_row_key(row["RowKey"]) == 0}
     pointed: dict[int, set[EntityKey]] = {number: set() for number in mapper.co_located - {0}}
     alone = []
     for row in found:
-        if number := mapper.kind_of(row["RowKey"]):
+        if number := mapper.number_by_row_key(row["RowKey"]):
             pointer = EntityKey(row["MainPartitionKey"], row["MainRowKey"])
             pointed[number].add(pointer)
             alone += [key_of(row)] if pointer not in main else []
@@ -142,6 +171,11 @@ def user(email: str, partition: str = "eu", **more: object) -> Row:
 def post(slug: str, month: str = "2024-01", tags: str = "a,b", **more: object) -> Row:
     """A source row of POSTS."""
     return {"PartitionKey": "blog", "RowKey": slug, "Month": month, "Tags": tags, "Title": slug, **more}
+
+
+def ticket(number: str, status: str = "open", **more: object) -> Row:
+    """A source row of TICKETS."""
+    return {"PartitionKey": "eu", "RowKey": number, "Status": status, "Owner": "ann", **more}
 
 
 def contents(rows: Iterable[Row]) -> dict[EntityKey, Row]:
@@ -209,8 +243,8 @@ class World:
     def unaccounted(self) -> list[EntityKey]:
         """Main target rows without a reverse mapping row."""
         known = {key_of(row) for row in self.service.dump(MAPPING_TABLE)}
-        rows = self.mapping.rows
-        main = [key for key in self.actual()[self.mapper.tables[0]] if self.mapper.kind_of(key.row) == 0]
+        rows, number_of = self.mapping.rows, self.mapper.number_by_row_key
+        main = [key for key in self.actual()[self.mapper.tables[0]] if number_of(key.row) == 0]
         return [key for key in main if rows.reverse_key(key) not in known]
 
     def assert_in_step(self) -> None:

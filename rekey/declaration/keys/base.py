@@ -87,6 +87,8 @@ class Expression(ABC):
 
     # Its name in canonical data: `class Lower(Changed, op="lower")`.
     op: ClassVar[str]
+    # Every result is one or more of these characters; "" where they are not known.
+    alphabet: ClassVar[str] = ""
 
     def __init_subclass__(cls, op: str = "") -> None:
         cls.op = op
@@ -448,21 +450,24 @@ def join(separator: str, *parts: Expression | str) -> Expression:
     return Join(separator, tuple(operand("keys.join", part) for part in parts))
 
 
-def constant_prefix(expression: Expression) -> str:
-    """Return the constant text that every result provably begins with; "" if there is none."""
-    return _beginning(expression)[0]
+def constant_prefix(expression: Expression, prefix_of: Callable[[str], str] = lambda _: "") -> str:
+    """Return the constant text that every result provably begins with; "" if there is none. `prefix_of`: the
+    text with which the source's PartitionKey or RowKey begins."""
+    return _beginning(expression, prefix_of)[0]
 
 
-def _beginning(expression: Expression) -> tuple[str, bool]:
+def _beginning(expression: Expression, prefix_of: Callable[[str], str]) -> tuple[str, bool]:
     """Return the constant beginning of an expression, and whether that is all of it."""
     if isinstance(expression, Literal):
         return expression.text, True
+    if isinstance(expression, Prop) and expression.name in (PARTITION_KEY, ROW_KEY):
+        return prefix_of(expression.name), False
     if not isinstance(expression, Join | Concat):
         return "", False
     separator = expression.separator if isinstance(expression, Join) else ""
     text = ""
     for number, part in enumerate(expression.parts):
-        begins, whole = _beginning(part)
+        begins, whole = _beginning(part, prefix_of)
         text += (separator if number else "") + begins
         if not whole:
             return text, False

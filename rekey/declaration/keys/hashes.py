@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekey.core.crockford import encode, encode_id, encode_ids
+from rekey.core.crockford import ALPHABET, encode, encode_id, encode_ids
 from rekey.core.macs import hmac_sha256
 from rekey.declaration.keys.base import (
     Changed,
@@ -101,6 +101,7 @@ class Opaque(Expression, op="opaque"):
     parts: tuple[Expression, ...]
     domain: str
     secret: str
+    alphabet = ALPHABET
 
     def __post_init__(self) -> None:
         cure = "name what the id is made of"

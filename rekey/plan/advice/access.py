@@ -9,8 +9,8 @@ from itertools import dropwhile
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Expression, Prop
-from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
+from rekey.declaration.targets import Index
 from rekey.inspect.profile import Order
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY

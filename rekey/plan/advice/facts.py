@@ -11,7 +11,8 @@ from pathlib import Path
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled, table
 from rekey.declaration.keys.base import Expression, Prop
-from rekey.declaration.migration import Index, Migration, Target
+from rekey.declaration.migration import Migration
+from rekey.declaration.targets import Index, Target
 from rekey.inspect.profile import KeyColumn, Order, RowCounts
 from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice

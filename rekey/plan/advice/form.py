@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
 from rekey.core.severity import Severity
-from rekey.declaration.migration import Index
+from rekey.declaration.targets import Index
 from rekey.inspect.profile import KeyColumn
 from rekey.plan.advice.facts import Facts, percent, words_among
 from rekey.plan.result import Advice

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 from rekey.declaration.keys.base import Evaluator, Join
 from rekey.declaration.keys.hashes import Bucket, Hashed
 from rekey.declaration.keys.pieces import ItemsOf
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
+from rekey.declaration.kinds import kind_numbers
+from rekey.declaration.migration import Migration
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Target
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.profile import KeyColumn, RowCounts, Signs, TableProfile
@@ -84,7 +87,14 @@ class Gatherer:
         self._prices = prices or Prices()
         self._repeated = self._unrepeatable = 0
         self._streams = [_stream_of(target, migration) for target in migration.filled]
-        self._hashes = [hashed for filled in migration.filled for hashed in _hashes_of(filled, migration)]
+        self._number_of_kind = kind_numbers(migration.kinds)
+        self._hashes = [
+            (number if migration.kinds else None, *hashed)
+            for number, (target, indexes) in enumerate(migration.rules)
+            for hashed in chain(
+                _hashes_of(target, migration), *(_hashes_of(index, migration) for index in indexes)
+            )
+        ]
 
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
         """Count one source row of the sample and its target rows."""
@@ -100,7 +110,10 @@ class Gatherer:
             stream = self._streams[number]
             named = target[PARTITION_KEY] if stream is None else stream(row)
             self.tallies[1 + number].add(target, stamp, named)
-        for hash_input, evaluate, items in self._hashes:
+        kind = self._number_of_kind(row)
+        for of_kind, hash_input, evaluate, items in self._hashes:
+            if of_kind != kind:
+                continue
             for item in [""] if items is None else items(row)[:ITEMS]:
                 # The row was mapped, so only a branch that its own key does not use can refuse.
                 with suppress(RowRefused):
@@ -136,7 +149,7 @@ class Gatherer:
             colliding=colliding,
             repeated=self._repeated,
             unrepeatable=self._unrepeatable,
-            hash_inputs=tuple(hash_input for hash_input, _, _ in self._hashes),
+            hash_inputs=tuple(hash_input for _, hash_input, _, _ in self._hashes),
             prices=self._prices,
         )
 

@@ -7,7 +7,8 @@ from rekey.declaration.keys.hashes import Bucket, Hashed, Opaque
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part, Regex, Split
 from rekey.declaration.keys.text import Lower, Normalize, Slug, Strip, Upper, ZeroPad
-from rekey.declaration.migration import Index, Migration, Target, required_secrets
+from rekey.declaration.migration import Migration, required_secrets
+from rekey.declaration.targets import Index, Target
 
 RISING = (Date, Ticks)
 FALLING = (InvertedTicks, InvertedSeconds)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rekey import errors
 from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.removed import Kept, Removed, RemovedRows

@@ -8,7 +8,7 @@ from functools import partial
 
 from rekey import errors
 from rekey.core.concurrency import for_each
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
 from rekey.model import EntityKey, Row, etag_of
 from rekey.phases import ControlPhase

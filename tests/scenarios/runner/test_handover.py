@@ -95,7 +95,7 @@ def without_index_rows(ours: Company) -> list[EntityKey]:
     mapper, tables = ours.mapper, ours.actual()
     wanted: dict[str, dict[EntityKey, Row]] = {name: {} for name in mapper.tables}
     for row in ours.project.rows(mapper.tables[0]):
-        if mapper.kind_of(row["RowKey"]) == 0:
+        if mapper.number_by_row_key(row["RowKey"]) == 0:
             wanted[mapper.tables[0]][key_of(row)] = content_of(row)
             for number, made in mapper.index_rows(row):
                 wanted[mapper.tables[number]][key_of(made)] = made

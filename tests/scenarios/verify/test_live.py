@@ -17,7 +17,8 @@ import pytest
 
 from rekey import keys
 from rekey.core import spill
-from rekey.declaration.migration import Index, Migration, Target
+from rekey.declaration.migration import Migration
+from rekey.declaration.targets import Index, Target
 from rekey.errors import Interrupted, MachineFailed
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.verify.bucket_digests import SOURCE, Part, Partial

@@ -367,7 +367,7 @@ def test_a_secondary_row_carries_the_whole_row_if_asked_to() -> None:
         },
     )
     assert made.co_located == {0, 1}
-    assert [made.kind_of(key) for key in ("ID:a", "AT:a", "AT", "stray")] == [0, 1, 0, 0]
+    assert [made.number_by_row_key(key) for key in ("ID:a", "AT:a", "AT", "stray")] == [0, 1, 0, 0]
 
 
 def test_a_property_that_would_hide_the_pointer_of_a_whole_secondary_row_is_refused() -> None:

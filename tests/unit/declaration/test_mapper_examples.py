@@ -24,6 +24,7 @@ DIGESTS = {
     "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
     "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
+    "0005_identity_users": "6d1c6e13b5c39150e3e61b074e789a6b9dffc4e663e99d7811eec81e3c2b30e3",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -146,6 +147,21 @@ def test_posts_need_a_date_but_no_tags_or_category(scripts: dict[str, Declared])
     with pytest.raises(RowRefused) as caught:
         made.map(row)
     assert (caught.value.code, caught.value.field) == ("missing-property", "target.partition_key")
+
+
+def test_rows_of_an_identity_table_stay_with_their_user(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0005_identity_users")
+    address, user = "E_ann@example.com", "U_ann@example.com"
+    own = [
+        {"PartitionKey": user, "RowKey": row_key} for row_key in (user, "C_admin", "L_google:1", "R_reader")
+    ]
+    mains = [made.map(row)[0].row for row in [{"PartitionKey": address, "RowKey": user}, *own]]
+    [partition] = {row["PartitionKey"] for row in mains[1:]}
+    assert mains[0]["RowKey"] == f"U_{partition}", "the row of the address names the user's new partition"
+    assert [row["RowKey"][:2] for row in mains[1:]] == ["U_", "C_", "L_", "R_"]
+    assert not any("ann" in row[key] for row in mains for key in ("PartitionKey", "RowKey"))
+    for row in own:
+        comes_back(made, row)
 
 
 def reading(moment: str, sequence: int, **properties: Any) -> Row:

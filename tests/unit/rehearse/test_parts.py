@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from rekey import Index, Migration, Target, keys, props
+from rekey import Index, Migration, Target, keys, props, rows
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.rows import Condition
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
@@ -18,7 +20,7 @@ from rekey.project.config import Account
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
-from rekey.rehearse.stock import Stock, rows_for
+from rekey.rehearse.stock import Stock, meet, rows_for
 
 EXAMPLES = Path(__file__).parents[3] / "migrations"
 SECRET = b"0123456789abcdef"
@@ -32,11 +34,42 @@ def _mapper(**arguments: object) -> Mapper:
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("0*.py")), ids=lambda path: path.stem)
 def test_made_up_rows_suit_each_worked_example(script: Path) -> None:
     migration = load_script(script).migration
-    mapper = Mapper(migration, {"users": SECRET})
-    rows = list(rows_for(mapper, 200, seed=3))
-    made = [(table, key_of(row)) for source in rows for table, row in mapper.map(source)]
-    assert len(rows) == 200
+    mapper = Mapper(migration, dict.fromkeys(("users", "identity"), SECRET))
+    stock = list(rows_for(mapper, 200, seed=3))
+    made = [(table, key_of(row)) for source in stock for table, row in mapper.map(source)]
+    assert len(stock) == 200
     assert len(made) == len(set(made)), "rows of a rehearsal do not collide"
+    taken = Counter(kind.name for row in stock if (kind := mapper.kind_of(row)))
+    assert taken.keys() == {kind.name for kind in migration.kinds}
+    assert min(taken.values(), default=30) >= 30, "there are rows of every kind"
+
+
+CONDITIONS = {
+    "prefix": rows.row_key(prefix="A_"),
+    "whole key": rows.partition_key(one_of=["a", "b"]),
+    "range of keys": rows.row_key(at_least="z"),
+    "present": rows.prop("New"),
+    "type": rows.prop("New", type="guid"),
+    "text": rows.prop("New", equals="x"),
+    "number": rows.prop("New", at_least=5, type="int64"),
+    "moment": rows.prop("New", at_least="2024-01-01", type="datetime"),
+    "all of several": rows.all_of(rows.prop("New"), rows.row_key(prefix="A_")),
+    "any of several": rows.any_of(rows.row_key(prefix="A_"), rows.prop("New")),
+    "none of several": rows.none_of(rows.prop("Old"), rows.prop("Number")),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+def test_a_made_up_row_is_changed_so_that_it_meets_a_condition(condition: Condition) -> None:
+    row: Row = {
+        "PartitionKey": "p",
+        "RowKey": "r",
+        "Old": "x",
+        "Number": "1",
+        "Number@odata.type": "Edm.Int64",
+    }
+    meet(condition, row)
+    assert condition.compile()(row)
 
 
 def test_made_up_rows_follow_what_the_declaration_reads() -> None:

@@ -1,0 +1,251 @@
+"""Kinds of rows: one table whose rows are told apart by conditions, each kind with keys, properties and
+indexes of its own. All kinds fill one main table; each of its rows proves by itself which kind it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from rekey.core.edm import canonical, canonical_text
+from rekey.core.plain import exclude
+from rekey.declaration.keys.base import (
+    Concat,
+    Evaluator,
+    Expression,
+    Join,
+    Prop,
+    Scope,
+    constant_prefix,
+    need,
+    need_list,
+    refuse_if,
+)
+from rekey.declaration.rows import Condition, need_condition
+from rekey.declaration.targets import Index, Target
+from rekey.model import PARTITION_KEY, ROW_KEY, Row
+
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,60}")
+NO_KIND = "no kind takes the row"
+NO_KIND_CURE = "widen the `when` of a kind, or add a last kind with when=rows.every()"
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """Rows of one kind, and what they become.
+
+    Args:
+        name: its name in plans and errors: 1 to 60 letters, digits, _ and -.
+        when: the rows that are of this kind (`rekey.declaration.rows`); a row that meets the conditions of
+            several kinds is of the first.
+        target: the new table, which is the same for all kinds, with this kind's keys and properties.
+        indexes: further tables filled from rows of this kind.
+    """
+
+    name: str
+    when: Condition = field(kw_only=True)
+    target: Target = field(kw_only=True)
+    indexes: Sequence[Index] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        cure = 'write RowKind("user", when=…): letters, digits, _ and -'
+        refuse_if(not is_name, "kinds", f"{self.name!r} is no name of a kind", cure=cure)
+        need_condition(f"{self.where}.when", self.when)
+        need(f"{self.where}.target", self.target, Target, "is not a Target", cure="write target=Target(…)")
+        indexes = need_list(f"{self.where}.indexes", self.indexes, Index, "indexes", cure="write [Index(…)]")
+        for index in indexes:
+            need(f"{self.where}.indexes", index, Index, "is not an Index", cure="write indexes=[Index(…)]")
+        object.__setattr__(self, "indexes", indexes)
+
+    @property
+    def where(self) -> str:
+        """Its name in errors: `kinds[user]`."""
+        return f"kinds[{self.name}]"
+
+    @cached_property
+    def prefixes(self) -> dict[str, str]:
+        """The constant beginnings of its main rows' PartitionKey and RowKey; "" if there is none."""
+        return {
+            key: constant_prefix(expression, self.when.prefix_of) for key, expression in self.keys.items()
+        }
+
+    @property
+    def keys(self) -> dict[str, Expression]:
+        return {PARTITION_KEY: self.target.partition_key, ROW_KEY: self.target.row_key}
+
+    @cached_property
+    def constants(self) -> Mapping[str, tuple[str, str]]:
+        """The properties that all its main rows hold, with EDM type and canonical text."""
+        constants = self.target.property_mapping.constants.values()
+        return {each.name: (each.edm, canonical_text(each.edm, each.value)) for each in constants}
+
+    def may_have_made(self, target_row: Row) -> bool:
+        """Tell whether a main row can be of this kind, by its prefixes and constants."""
+        return all(target_row[key].startswith(prefix) for key, prefix in self.prefixes.items()) and all(
+            target_row.get(name) is not None and canonical(target_row, name) == value
+            for name, value in self.constants.items()
+        )
+
+    def never_has_key_of(self, earlier: RowKind) -> bool:
+        """Tell whether, provably, no main row of this kind has the key of one of an earlier kind."""
+        for key, prefix in earlier.prefixes.items():
+            mine = self.prefixes[key]
+            if not (mine.startswith(prefix) or prefix.startswith(mine)):
+                return True
+            if any(_never_begins(a, b) for a, b in ((self.keys[key], prefix), (earlier.keys[key], mine))):
+                return True
+            # Rows that reach this kind do not meet the earlier kind's condition.
+            excluded = earlier.when.excluded_prefixes(key) if self.keys[key] == Prop(key) else ()
+            if any(begins and prefix.startswith(begins) for begins in excluded):
+                return True
+        return False
+
+    def is_apart_from(self, earlier: RowKind) -> bool:
+        """Tell whether, provably, no main row of this kind can be taken for one of an earlier kind."""
+        if self.never_has_key_of(earlier):
+            return True
+        mapping = self.target.property_mapping
+        return any(
+            self.constants[name] != value
+            if name in self.constants
+            else not mapping.carries(name) and name not in mapping.created
+            for name, value in earlier.constants.items()
+        )
+
+    def is_hidden_by(self, earlier: RowKind) -> bool:
+        """Tell whether an earlier kind provably takes every row of this one."""
+        return self.when == earlier.when or any(
+            self.when.prefix_of(key).startswith(prefix)
+            for key in self.keys
+            for prefix in earlier.when.excluded_prefixes(key)
+        )
+
+
+def _never_begins(expression: Expression, text: str) -> bool:
+    """Tell whether, provably, no result of an expression begins with a text."""
+    first = expression.parts[0] if isinstance(expression, Join | Concat) else expression
+    return bool(text and first.alphabet) and text[0] not in first.alphabet
+
+
+@dataclass(frozen=True)
+class ByKind(Expression, op="by_kind"):
+    """A key whose expression depends on the row's kind."""
+
+    kinds: tuple[RowKind, ...]
+    key: str
+
+    def compile(self, scope: Scope) -> Evaluator:
+        number_of = kind_numbers(self.kinds)
+        evaluators = [
+            expression.compile(Scope(f"{kind.where}.{scope.field}", scope.secrets))
+            for kind, expression in zip(self.kinds, self.operands(), strict=True)
+        ]
+
+        def evaluate(row: Row, item: str) -> str:
+            number = number_of(row)
+            if number is None:
+                raise scope.refusal("no-kind", NO_KIND, cure=NO_KIND_CURE)
+            return evaluators[number](row, item)
+
+        return evaluate
+
+    def operands(self) -> tuple[Expression, ...]:
+        return tuple(kind.keys[self.key] for kind in self.kinds)
+
+    def inputs(self) -> frozenset[str]:
+        return super().inputs().union(*(kind.when.inputs() for kind in self.kinds))
+
+    def determines(self) -> frozenset[str]:
+        return frozenset.intersection(*(expression.determines() for expression in self.operands()))
+
+    def describe(self) -> str:
+        pairs = zip(self.kinds, self.operands(), strict=True)
+        return "; ".join(f"{kind.name}: {expression.describe()}" for kind, expression in pairs)
+
+
+@dataclass(frozen=True)
+class KindsTarget(Target):
+    """The main table of several kinds: keys by kind; properties are those of each kind's own target."""
+
+    kinds: tuple[RowKind, ...] = field(default=(), kw_only=True, metadata=exclude)
+
+    def __post_init__(self) -> None:
+        """Do nothing: each kind's target has been checked."""
+
+
+def target_of(kinds: tuple[RowKind, ...]) -> Target:
+    """Return the main table of several kinds, checked. Raises InvalidDeclaration."""
+    seen: dict[str, RowKind] = {}
+    first = kinds[0].target
+    for number, kind in enumerate(kinds):
+        cure = "give each kind a name of its own"
+        refuse_if(kind.name.lower() in seen, "kinds", f"two kinds are called {kind.name}", cure=cure)
+        seen[kind.name.lower()] = kind
+        other = kind.target.table != first.table
+        problem = f"{kind.target.table} is not {first.table}, the table of {kinds[0].name}"
+        cure = f"write {first.table}: all kinds of rows fill one table"
+        refuse_if(other, f"{kind.where}.target.table", problem, cure=cure)
+        for earlier in kinds[:number]:
+            _check_pair(kind, earlier)
+    return KindsTarget(
+        first.table,
+        partition_key=ByKind(kinds, PARTITION_KEY),
+        row_key=ByKind(kinds, ROW_KEY),
+        kinds=kinds,
+    )
+
+
+def _check_pair(kind: RowKind, earlier: RowKind) -> None:
+    problem = f"no row is of this kind: {earlier.name} takes them all"
+    hidden = kind.is_hidden_by(earlier)
+    refuse_if(hidden, f"{kind.where}.when", problem, cure=f"write it before {earlier.name}, or leave it out")
+    problem = f"a row of the new table cannot be told from one of {earlier.name}"
+    cure = (
+        "begin the PartitionKeys or RowKeys of both with text that differs, keys.literal(…) + …, or give both"
+        ' a constant that differs, props.set("Kind", …)'
+    )
+    refuse_if(not kind.is_apart_from(earlier), f"{kind.where}.target", problem, cure=cure)
+    timed, before = (each.target.property_mapping.from_timestamp for each in (kind, earlier))
+    problem = f"it copies Timestamp to other properties than {earlier.name}"
+    cure = "copy Timestamp to the same properties in all kinds, or in none"
+    refuse_if(timed != before, f"{kind.where}.target.properties", problem, cure=cure)
+
+
+def kind_numbers(kinds: Sequence[RowKind]) -> Callable[[Row], int | None]:
+    """Return the function that gives the number of a source row's kind; None if no kind takes it."""
+    tests = list(enumerate(kind.when.compile() for kind in kinds))
+    if not tests:
+        return lambda _row: None
+
+    def number_of(row: Row) -> int | None:
+        for number, test in tests:
+            if test(row):
+                return number
+        return None
+
+    return number_of
+
+
+def keys_are_apart(kinds: Sequence[RowKind]) -> bool:
+    """Tell whether, provably, main rows of different kinds never have the same key."""
+    return all(later.never_has_key_of(earlier) for earlier, later in combinations(kinds, 2))
+
+
+def checked_kinds(kinds: Any) -> tuple[RowKind, ...]:
+    """Return the kinds of a migration. Raises InvalidDeclaration."""
+    checked = need_list("kinds", kinds, RowKind, "kinds", cure='write kinds=[RowKind("user", when=…), …]')
+    for kind in checked:
+        need("kinds", kind, RowKind, "is not a RowKind", cure='write RowKind("user", when=…, target=…)')
+    return checked
+
+
+def targets_in(target: Target) -> Iterator[tuple[str, Target]]:
+    """Yield each target as it was declared, with its name in errors."""
+    if isinstance(target, KindsTarget):
+        yield from ((f"{kind.where}.target", kind.target) for kind in target.kinds)
+    else:
+        yield target.where, target

@@ -1,0 +1,240 @@
+"""Makes target and index rows of one kind from source rows, and source rows from main rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from rekey.core.edm import STRING, edm_type
+from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
+from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
+from rekey.declaration.keys.hashes import Opaque
+from rekey.declaration.property_mapping import Step
+from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Target
+from rekey.errors import RowRefused
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
+
+_OLD_KEY_CURE = (
+    "write the old keys into the row's copied properties when creating rows in the new table, or create them"
+    " in the old view"
+)
+_make = tuple.__new__
+
+
+class TargetRow(NamedTuple):
+    """A row for one of the migration's tables: 0 is the main target, 1 and up the indexes as declared."""
+
+    table: int
+    row: Row
+
+
+class KindMapper:
+    """Maps the rows of one kind to main and index rows, and its main rows back."""
+
+    def __init__(
+        self, where: str, target: Target, indexes: Sequence[tuple[int, Index]], secrets: Mapping[str, bytes]
+    ) -> None:
+        """Compile the expressions.
+
+        Args:
+            where: the target's name in errors.
+            target: keys and properties of main rows.
+            indexes: the kind's indexes with their table numbers.
+            secrets: secret bytes by name.
+
+        Raises:
+            SecretMissing: a secret is absent or shorter than 16 bytes.
+        """
+        self._where, self._mapping = where, target.property_mapping
+        self._scope = Scope(f"{where}.properties", secrets)
+        self._main = RowMaker(target, where, secrets)
+        self._indexes = [(number, IndexMaker(index, secrets)) for number, index in indexes]
+        self._declared = [index for _, index in indexes]
+        # The properties of a main row that hold the old PartitionKey and RowKey, if any.
+        self._old_key_holders = target.old_key_fields()
+
+    def map_main(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the main row of each source row. Raises RowRefused."""
+        for row in rows:
+            if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
+                check_address(row, "source")
+        return self._main.make_page(rows)
+
+    def map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
+        """Return for each source row its main row, then its index rows. Raises RowRefused."""
+        # Without the cost of a constructor, as in `rekey.model.key_of`.
+        mapped = [[_make(TargetRow, (0, main))] for main in self.map_main(rows)]
+        for row, target_rows in zip(rows, mapped, strict=True) if self._indexes else ():
+            target_rows += self._index_rows(row, target_rows[0].row)
+        return mapped
+
+    def keys(self, row: Row) -> list[tuple[int, EntityKey]]:
+        """Return table number and key of every row that a source row maps to. Raises RowRefused."""
+        keys = [(0, key) for key in self._main.keys(row)]
+        return keys + [(number, key) for number, index in self._indexes for key in index.keys(row)]
+
+    def source_key(self, target_row: Row) -> EntityKey:
+        """Return the old key of a main row, from the row itself. Raises RowRefused (`no-old-key`)."""
+        partition, row = self._old_key_holders
+        return EntityKey(
+            self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
+        )
+
+    def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
+        """Return the source row that maps to a main row (`Mapper.reverse`)."""
+        return self._mapping.undo(target_row, old_key, source_row, self._main.fill, self._scope)
+
+    def index_rows(self, target_row: Row) -> list[TargetRow]:
+        """Return the index rows of a main row, made from that row alone. Raises RowRefused."""
+        needed = self._index_inputs
+        try:
+            old_key = self.source_key(target_row)
+        except RowRefused:
+            if needed is None or needed & {PARTITION_KEY, ROW_KEY}:
+                raise
+            old_key = EntityKey("", "")
+        row = self._mapping.source_properties(target_row, old_key, needed, self._scope)
+        row[TIMESTAMP] = target_row.get(TIMESTAMP)
+        return self._index_rows(row, target_row)
+
+    @cached_property
+    def index_inputs_lost(self) -> frozenset[str]:
+        """The properties of source rows that index rows are made of and that a main row does not hold
+        unchanged; `*` where they may be made of any."""
+        mapping = self._mapping
+        preserved = {old for old, new in mapping.renames.items() if new not in mapping.casts}
+        preserved |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
+        keys = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
+        preserved |= {key for key, holder in keys if holder is not None}
+        needed = self._index_inputs
+        if needed is None:
+            lost = mapping.dropped | mapping.casts.keys() | mapping.replaced
+            return frozenset(lost - preserved) if mapping.kept is None else frozenset({WHOLE_ROW})
+        carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
+        return frozenset(needed - preserved - carried - {TIMESTAMP})
+
+    @cached_property
+    def _index_inputs(self) -> frozenset[str] | None:
+        """The properties and keys of source rows that index rows are made of; None: all of them."""
+        inputs = set[str]()
+        for index in self._declared:
+            mapping = index.property_mapping
+            if mapping.kept is None:
+                return None
+            keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
+            inputs |= frozenset[str]().union(*(key.inputs() for key in keys))
+            inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
+            inputs |= frozenset[str]().union(
+                *(computed.of.inputs() for computed in mapping.computed.values())
+            )
+        return None if WHOLE_ROW in inputs else frozenset(inputs)
+
+    def _index_rows(self, row: Row, main: Row) -> list[TargetRow]:
+        return [
+            TargetRow(number, index_row)
+            for number, index in self._indexes
+            for index_row in index.make_all(row, main)
+        ]
+
+    def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
+        value = None if holder is None else target_row.get(holder)
+        field = f"{self._where}.properties({holder})" if holder else f"{self._where}.properties"
+        if holder is None or not isinstance(value, str) or edm_type(target_row, holder) != STRING:
+            raise RowRefused("no-old-key", field, f"the row does not hold its old {key}", cure=_OLD_KEY_CURE)
+        try:
+            check_key(value, field, allow_empty=True)
+        except RowRefused as refused:
+            problem = f"what the row holds as its old {key} is no key"
+            raise RowRefused("no-old-key", field, problem, cure=refused.cure) from None
+        return value
+
+
+class RowMaker:
+    """Makes the rows of one table."""
+
+    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
+        self._where = where
+        self._partition, self._partitions = _key_makers(
+            of.partition_key, f"{where}.partition_key", secrets, of.allow_empty
+        )
+        self._row, self._rows = _key_makers(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
+        self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
+
+    def keys(self, row: Row) -> list[EntityKey]:
+        return [EntityKey(self._partition(row, ""), self._row(row, ""))]
+
+    def make(self, row: Row, item: str, pointer: Row) -> Row:
+        """Return one new row, with `pointer` among its properties."""
+        out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
+        self._fill((row,), (out,))
+        return out
+
+    def make_page(self, rows: Sequence[Row]) -> list[Row]:
+        keys = zip(self._partitions(rows), self._rows(rows), strict=True)
+        target_rows: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
+        self._fill(rows, target_rows)
+        return target_rows
+
+    def _fill(self, rows: Sequence[Row], target_rows: Sequence[Row]) -> None:
+        self.fill(rows, target_rows)
+        for out in target_rows:
+            keys_units = len(out[PARTITION_KEY]) + len(out[ROW_KEY])
+            if len(out) > SURELY_SMALL_FIELDS or keys_units > SURELY_ADDRESSED:
+                check_row(out, self._where)
+
+
+class IndexMaker(RowMaker):
+    """Makes the rows of one index, each with the pointer to its main row."""
+
+    def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
+        super().__init__(index, index.where, secrets)
+        self._hidden = [name for name in sorted(POINTER) if index.property_mapping.carries(name)]
+        scope = Scope(f"{index.where}.each", secrets)
+        self._items = None if index.each is None else index.each.compile(scope)
+
+    def keys(self, row: Row) -> list[EntityKey]:
+        if self._items is None:
+            return super().keys(row)
+        keys = [EntityKey(self._partition(row, item), self._row(row, item)) for item in self._items(row)]
+        return list(dict.fromkeys(keys))
+
+    def make_all(self, row: Row, main: Row) -> list[Row]:
+        """Return the index rows of a source row, each key once."""
+        for name in self._hidden:
+            if row.get(name) is not None:
+                problem = (
+                    f"the row has a property {name}, which is the pointer to the main row in an index row"
+                )
+                cure = f'drop or rename it there: props.drop("{name}")'
+                raise RowRefused("bad-property-name", f"{self._where}.properties", problem, cure=cure)
+        pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
+        if self._items is None:
+            return [self.make(row, "", pointer)]
+        # Two items with the same key give equal rows: content does not depend on the item.
+        index_rows = [self.make(row, item, pointer) for item in self._items(row)]
+        return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in index_rows}.values())
+
+
+def _key_makers(
+    expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
+) -> tuple[Evaluator, PageEvaluator]:
+    """Return a key's evaluators, for one row and for many, with the checks of the service."""
+    scope = Scope(where, secrets)
+    evaluate, evaluate_page = expression.compile(scope), expression.compile_page(scope)
+    if isinstance(expression, Opaque):
+        return evaluate, evaluate_page  # 32 digits and letters are always valid
+    may_be_empty = allow_empty or expression == Literal("")
+
+    def make(row: Row, item: str) -> str:
+        key = evaluate(row, item)
+        check_key(key, where, allow_empty=may_be_empty)
+        return key
+
+    def make_page(rows: Sequence[Row]) -> list[str]:
+        keys = evaluate_page(rows)
+        for key in {*keys}:  # check each distinct key once: rows share their PartitionKey
+            check_key(key, where, allow_empty=may_be_empty)
+        return keys
+
+    return make, make_page

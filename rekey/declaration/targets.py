@@ -1,0 +1,172 @@
+"""The tables that a migration fills: the main target and indexes, with their keys and properties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.declaration.keys.base import (
+    KEEP_CURE,
+    KEEPS_WHOLE_KEYS,
+    Expression,
+    InvalidDeclaration,
+    Item,
+    Kept,
+    Prop,
+    constant_prefix,
+    need,
+    need_expression,
+    need_list,
+    refuse_if,
+)
+from rekey.declaration.keys.pieces import Split
+from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
+from rekey.declaration.props import Operation
+from rekey.model import PARTITION_KEY, ROW_KEY
+
+MAIN_PARTITION_KEY = "MainPartitionKey"
+MAIN_ROW_KEY = "MainRowKey"
+_HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
+# Properties of every index row: the key of the main target row.
+POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A table that the migration fills: base of `Target` and `Index`."""
+
+    table: str
+    partition_key: Expression = field(kw_only=True)
+    row_key: Expression = field(kw_only=True)
+    properties: Sequence[Operation] = field(default=(), kw_only=True)
+    allow_empty: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str]
+    # Whether properties that no operation names are copied into the new row.
+    carries_all: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        check_table(f"{self.kind}.table", self.table)
+        for name, key in self._keys():
+            field = f"{self.where}.{name}"
+            need_expression(field, key)
+            if isinstance(key, Kept):
+                object.__setattr__(self, name, Prop(_HELD_BY[name]))
+            elif key.contains(Kept):
+                raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+        cure = "write properties=[props.…]"
+        where = f"{self.where}.properties"
+        properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
+        object.__setattr__(self, "properties", properties)
+
+    @property
+    def where(self) -> str:
+        """This table's name in errors: `target`, `index[UsersByTag]`."""
+        return self.kind
+
+    @cached_property
+    def property_mapping(self) -> PropertyMapping:
+        """The property operations, checked."""
+        return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
+
+    def _keys(self) -> tuple[tuple[str, Expression], ...]:
+        return ("partition_key", self.partition_key), ("row_key", self.row_key)
+
+    def _keys_of_items(self) -> list[str]:
+        return [name for name, key in self._keys() if key.contains(Item)]
+
+
+@dataclass(frozen=True)
+class Target(_Filled):
+    """The new table, filled with one row for each source row.
+
+    Args:
+        table: its name; `Users@targets` for the table Users in the target account (`[targets]`).
+        partition_key: the new PartitionKey.
+        row_key: the new RowKey.
+        properties: property operations (`rekey.declaration.props`); without any, every property is copied.
+        allow_empty: whether keys may be empty (`keys.literal("")` always may).
+    """
+
+    kind: ClassVar[str] = "target"
+    carries_all: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self._keys_of_items():
+            problem = "keys.item() has no meaning in the main target"
+            raise InvalidDeclaration(f"target.{name}", problem, cure="use it in an Index")
+        _ = self.property_mapping  # checks the operations
+
+    def old_key_fields(self) -> tuple[str | None, str | None]:
+        """Return the fields of a target row that hold the old PartitionKey and RowKey; None if not held."""
+        return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
+
+    def _holder_of(self, key: str) -> str | None:
+        # a key comes first: a row's key cannot change, a copied property can
+        if self.partition_key == Prop(key):
+            return PARTITION_KEY
+        if self.row_key == Prop(key):
+            return ROW_KEY
+        return self.property_mapping.copy_of_key(key)
+
+
+@dataclass(frozen=True)
+class Index(_Filled):
+    """Further rows made from the same source rows, in a table of their own or next to the main rows; they
+    point to the main row.
+
+    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes. In the
+    main target's table its rows are secondary rows: written in one transaction with their main row if that
+    has the same PartitionKey.
+
+    Args:
+        table: its name; the main target's if the RowKeys of both begin with constant text that tells them
+            apart, e.g. `keys.literal("AGE:") + …`; another index's if PartitionKeys or RowKeys of both do.
+        each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
+            `each`, one index row for each source row.
+        partition_key: PartitionKey of the index row.
+        row_key: RowKey of the index row.
+        properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
+            `copy`, `rename`, `set`, `compute`, `cast`.
+        allow_empty: whether keys may be empty.
+    """
+
+    each: Split | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str] = "index"
+    carries_all: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where, used, cure = self.where, self._keys_of_items(), 'each=keys.split("Property", ",")'
+        if self.each is None:
+            for name in used:
+                raise InvalidDeclaration(f"{where}.{name}", "keys.item() needs each=", cure=f"add {cure}")
+        else:
+            need(f"{where}.each", self.each, Split, "does not give items", cure=f"write {cure}")
+            problem = "no key uses keys.item(), so all items would give the same row"
+            cure = "use keys.item() in a key, or leave each= out"
+            refuse_if(not used, f"{where}.each", problem, cure=cure)
+            problem = "keys.item() cannot make the items"
+            refuse_if(self.each.of.contains(Item), f"{where}.each", problem, cure="split a property")
+        hidden = POINTER & (self.property_mapping.created | (self.property_mapping.kept or set()))
+        problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
+        cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
+        refuse_if(hidden, f"{where}.properties", problem, cure=cure)
+
+    @property
+    def where(self) -> str:
+        """This index's name in errors: `index[UsersByTag]`, with the constant beginning of its RowKeys if
+        there is one: `index[Races AGE:]`."""
+        return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
+
+
+def check_table(where: str, name: object) -> None:
+    """Raise InvalidDeclaration if `name` is no name of a table, with or without `@targets`."""
+    problem = table_name_problem(name, qualified=True)
+    cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
+    refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)
