@@ -33,6 +33,8 @@ SCRIPTS = {
     "sealed, with an index": SEALED_POSTS,
     "plain, with an index": POSTS_SCRIPT,
 }
+QUICK_SCRIPTS = USERS_SCRIPT, POSTS_SCRIPT
+"""Those of every run: sealed and in the clear, without an index and with one."""
 
 
 def rows_of(script: str) -> list[Row]:

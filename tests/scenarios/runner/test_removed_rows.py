@@ -1,5 +1,9 @@
 """What `rekey verify --repair` removes is identified before, kept sealed, and brought back by `rekey
-restore-row`: once, under its own key, within its time, and on record."""
+restore-row`: once, under its own key, within its time, and on record.
+
+Soak: most of it in the clear; a kill at every third effect.
+Reason, and what `make test` covers: sealed; what is kept, in both; every ninth effect.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands, Said
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import instant_gate
+from tests.soaking import others_in_soak
 from tests.worlds.company import company
 from tests.worlds.erasure import (
     PLAIN_USERS,
@@ -55,7 +60,10 @@ STRAY: Row = {
 DAY_S = 86400
 
 
-@pytest.fixture(params=[USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
+BOTH = [USERS_SCRIPT, PLAIN_USERS]
+
+
+@pytest.fixture(params=others_in_soak(BOTH, kept=[USERS_SCRIPT]), ids=["sealed", "plain"])
 def users(request: pytest.FixtureRequest, lives: Lives) -> Commands:
     return lasting(lives.begun(request.param))
 
@@ -178,6 +186,7 @@ def test_after_too_many_look_ups_the_report_is_given_without_keys(sealed: Comman
 # --- back again --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("users", BOTH, ids=["sealed", "plain"], indirect=True)
 def test_a_removed_row_comes_back_as_it_was_and_is_kept_no_more(users: Commands) -> None:
     row_id = removed(users)
     assert len(kept(users.project)) == 1
@@ -221,9 +230,12 @@ def test_where_it_cannot_be_kept_it_is_not_removed(users: Commands) -> None:
     assert stray(users) == STRAY
 
 
-def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(tmp_path: Path, lives: Lives) -> None:
+@pytest.mark.parametrize("every", others_in_soak([3, 9], kept=[9]))
+def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(
+    tmp_path: Path, lives: Lives, every: int
+) -> None:
     at, effects = 1, 0
-    while effects >= at - 3:
+    while effects >= at - every:
         rekey = lasting(lives.begun(USERS_SCRIPT, tmp_path / str(at)))
         put(rekey)
         with killed(rekey.project, at) as counted:
@@ -233,9 +245,11 @@ def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(tmp_path:
             [name] = {key.row[:12] for key in kept(rekey.project)}
             rekey("restore-row", name)
         assert stray(rekey) == STRAY
-        at += 3
+        at += every
+    assert at > 20
 
 
+@pytest.mark.parametrize("users", BOTH, ids=["sealed", "plain"], indirect=True)
 def test_a_row_larger_than_one_mapping_row_is_kept_in_parts(users: Commands) -> None:
     large = STRAY | {f"P{n:02}": "\x01é" * 16_000 for n in range(15)}
     row_id = removed(users, large)
@@ -295,12 +309,12 @@ def test_a_restore_that_is_cut_off_is_ended_by_the_next(sealed: Commands, before
     assert events(sealed, "row-restored")
 
 
-@pytest.mark.parametrize("given", ["000000000000", "3m9", "legacy@mail.example", "", "-"])
-def test_an_id_that_is_not_known_is_refused_with_those_that_are(users: Commands, given: str) -> None:
+def test_an_id_that_is_not_known_is_refused_with_those_that_are(users: Commands) -> None:
     row_id = removed(users)
-    said = users("restore-row", "--", given, code=3)
-    assert "no removed row" in said.err and row_id in said.err
-    assert "legacy" not in said.all
+    for unknown in ("000000000000", "3m9", "legacy@mail.example", "", "-"):
+        said = users("restore-row", "--", unknown, code=3)
+        assert "no removed row" in said.err and row_id in said.err, unknown
+        assert "legacy" not in said.all
     assert stray(users) is None
 
 
@@ -362,6 +376,7 @@ def test_with_the_month_that_is_shredded_they_go_too(sealed: Commands) -> None:
     assert "no removed row" in sealed("restore-row", row_id, code=3).err
 
 
+@pytest.mark.parametrize("users", BOTH, ids=["sealed", "plain"], indirect=True)
 def test_rolled_back_without_targets_nothing_is_kept(users: Commands) -> None:
     removed(users)
     users("rollback", "--drop-targets")
