@@ -7,7 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rekey.copy.pipeline import copy_segments
+from rekey.copy.scan import WindowSize
 from rekey.model import EntityKey, Row, key_of
+from rekey.state.models import Segment
 from rekey.verify.context import MappedRows, RecheckPolicy, ReconcileContext, RowReads
 from rekey.verify.report import SampleReport
 from rekey.verify.sample import sample
@@ -16,11 +19,13 @@ from tests.worlds.small import World
 
 
 async def filled(world: World, rows: Iterable[Row]) -> World:
-    """Create the tables, fill the source and bring the targets in step."""
-    rows = list(rows)
+    """Create the tables, fill the source and copy its rows, as backfill does."""
     await world.prepare(rows)
-    for row in rows:
-        await world.propagator.propagate(key_of(row))
+    everything = Segment(id=1, script_id="0001_users", purpose="backfill")
+    async with world.copier.writer() as writer:
+        await copy_segments(
+            world.source, [everything], writer.copy, WindowSize(2_000, 1 << 24), writer=writer
+        )
     return world
 
 

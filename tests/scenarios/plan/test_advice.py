@@ -46,7 +46,7 @@ FOLDED = replace(LOWERED, waive={})
 )
 async def test_examples_raise_no_alarm(memory: MemoryTableService, script_id: str, exact: bool) -> None:
     what = EXAMPLES[script_id]
-    await fill(memory, what.source, GENERATORS[what.source](2_200))
+    await fill(memory, what.source, GENERATORS[what.source](1_200))
     plan = await plan_one(memory, subject(what, script_id), exact=exact)
     assert planned([one for one in plan.advice if one.waived is None]) == set()
     assert [one.code for one in plan.advice if not one.answered and one.waived is None] == []

@@ -54,7 +54,7 @@ def page_of(rekey: Commands, *words: str) -> Path:
 @pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
 def test_the_page_and_its_document_hold_no_key(rekey: Commands, script: str, table: str, make: Make) -> None:
     """Neither old keys nor new ones, even when they were to be shown."""
-    rows = [{**row, "PartitionKey": f"canary-{row['PartitionKey']}"} for row in make(400)]
+    rows = [{**row, "PartitionKey": f"canary-{row['PartitionKey']}"} for row in make(200)]
     example(rekey, script, table, rows)
     text = page_of(rekey, "--exact", "--show-keys").read_text("utf-8")
     plan = json.dumps(rekey("plan", "--exact", "--json").json)
@@ -65,7 +65,7 @@ def test_the_page_and_its_document_hold_no_key(rekey: Commands, script: str, tab
 
 @pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
 def test_it_shows_designs_before_and_after(rekey: Commands, script: str, table: str, make: Make) -> None:
-    example(rekey, script, table, make(600), PRICES)
+    example(rekey, script, table, make(300), PRICES)
     text = page_of(rekey, "--exact").read_text("utf-8")
     titles = re.findall(r"<svg [^>]*><title>([^<]*)</title><desc>([^<]+)</desc>", text)
     assert len(titles) == text.count("<svg"), "each plot is told in words, too"
@@ -153,7 +153,7 @@ def test_lines_that_coincide_are_both_seen() -> None:
 
 def designs(rekey: Commands, rows: Iterable[Row] | None = None, more: str = "") -> tuple[str, str]:
     """Posts by month, and in a file outside the folder the same by author."""
-    text = example(rekey, "0002_posts_by_month", "Posts", posts(1_100) if rows is None else rows, more)
+    text = example(rekey, "0002_posts_by_month", "Posts", posts(400) if rows is None else rows, more)
     other = rekey.project.folder / "by_author.py"
     text = text.replace('keys.date("yyyy-MM", "Published")', 'keys.slug("Author")')
     other.write_text(text.replace('"PostsByMonth"', '"PostsByWriter"'), "utf-8")
@@ -161,7 +161,7 @@ def designs(rekey: Commands, rows: Iterable[Row] | None = None, more: str = "") 
 
 
 def test_two_designs_are_put_side_by_side_on_the_same_rows(rekey: Commands) -> None:
-    first, second = designs(rekey, more=PRICES)
+    first, second = designs(rekey, posts(1_100), PRICES)
     before = rekey.project.tables.sent.counts["scan"]
     said = rekey("plan", "--compare", first, second, "--exact", "--json").json
     # Two pages of the source, and whether each of the five target tables exists, for each design.

@@ -21,7 +21,7 @@ from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.fakes.memory import instant_gate
 from tests.worlds.evidence import exported, with_key
-from tests.worlds.projects import USERS_SCRIPT, Project, project_of
+from tests.worlds.projects import USERS_SCRIPT, Project, applied, project_of
 from tests.worlds.small import Killed, post, user
 
 SCRIPT = "0001_users"
@@ -35,6 +35,12 @@ def users(count: int = ROWS) -> list[Row]:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return project_of(tmp_path, USERS_SCRIPT, users())
+
+
+@pytest.fixture
+def at_gate(tmp_path: Path, commands_on: CommandsOn) -> Commands:
+    """The commands of the project at the gate of cutover."""
+    return commands_on(applied(tmp_path, USERS_SCRIPT, users()))
 
 
 def everything(project: Project) -> dict[str, object]:
@@ -134,8 +140,8 @@ def test_no_key_is_printed_unless_asked_for(rekey: Commands, project: Project) -
     assert "operator's eyes" in shown
 
 
-def test_verify_finds_mends_and_proves(rekey: Commands, project: Project) -> None:
-    rekey("apply")
+def test_verify_finds_mends_and_proves(at_gate: Commands) -> None:
+    rekey, project = at_gate, at_gate.project
     row = project.rows("UsersV2")[7]
     asyncio.run(project.tables.table("UsersV2").delete(key_of(row)))
     found = rekey("verify", "--json", code=1).json
@@ -241,8 +247,8 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     assert "Users is deleted" in capsys.readouterr().out
 
 
-def test_complete_needs_the_name(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    rekey("apply")
+def test_complete_needs_the_name(at_gate: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    rekey, project = at_gate, at_gate.project
     to_complete, terminal = (
         ("apply", "--to", "complete", "--writers-stopped"),
         Surroundings(project.connect, project.clock, is_terminal=True),
@@ -263,8 +269,8 @@ def test_complete_needs_the_name(rekey: Commands, project: Project, monkeypatch:
     assert answers == []
 
 
-def test_a_rollback_to_the_source_wants_to_know_about_the_targets(rekey: Commands, project: Project) -> None:
-    rekey("apply")
+def test_a_rollback_to_the_source_wants_to_know_about_the_targets(at_gate: Commands) -> None:
+    rekey, project = at_gate, at_gate.project
     assert "--drop-targets or --keep-targets" in rekey("rollback", code=2).err
     assert "taken back: reconcile, backfill, following, prepare" in rekey("rollback", "--drop-targets").out
     assert not asyncio.run(project.tables.table_exists("UsersV2"))
@@ -282,12 +288,13 @@ def test_a_command_before_begin_fails(rekey: Commands, project: Project, words: 
     assert not asyncio.run(project.restricted.table_exists(CONTROL_TABLE))
 
 
-def test_apply_leaves_a_freeze_that_status_shows(rekey: Commands, project: Project) -> None:
+def test_apply_leaves_a_freeze_that_status_shows(at_gate: Commands) -> None:
+    rekey, project = at_gate, at_gate.project
+
     async def kill(_call: Call) -> None:
         if any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE)):
             raise Killed
 
-    rekey("apply")
     project.restricted.gate = kill
     with pytest.raises(Killed):
         rekey("apply", "--to", "cutover", "--writers-stopped")
@@ -301,8 +308,8 @@ def test_apply_leaves_a_freeze_that_status_shows(rekey: Commands, project: Proje
     assert "ATTENTION" not in rekey("status").out
 
 
-def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands, project: Project) -> None:
-    rekey("apply")
+def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(at_gate: Commands) -> None:
+    rekey, project = at_gate, at_gate.project
     old = project.rows("Users")[3]
     [found] = rekey("lookup", "--old", old["PartitionKey"], old["RowKey"], "--reason", "t", "--json").json[
         "rows"
@@ -329,8 +336,8 @@ def test_lookup_answers_both_ways_and_by_safe_id_and_is_recorded(rekey: Commands
     assert "@example.com" not in str(events)
 
 
-def test_lookup_refuses_reasons_with_the_key(rekey: Commands, project: Project) -> None:
-    rekey("apply")
+def test_lookup_refuses_reasons_with_the_key(at_gate: Commands) -> None:
+    rekey, project = at_gate, at_gate.project
     old = project.rows("Users")[3]
     key = ("--old", old["PartitionKey"], old["RowKey"])
     rekey("lookup", *key, "--reason", f"asked for {old['RowKey'].upper()}", code=2)

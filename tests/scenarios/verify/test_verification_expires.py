@@ -18,7 +18,7 @@ from rekey.runner.restore import restore
 from rekey.status.facts import RETURNED_AFTER
 from tests.fakes.faults import Call
 from tests.fakes.memory import instant_gate
-from tests.worlds.company import Company, application, company
+from tests.worlds.company import Company, application, company_at
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.small import Killed, user
 
@@ -29,7 +29,8 @@ CHANGED = "rows were changed since the last full verification began"
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Company]:
     """A migration before the gate of cutover, verified, with a client of each view."""
-    made = company(tmp_path, USERS_SCRIPT, [user(f"user{number:02}@example.com") for number in range(12)])
+    rows = [user(f"user{number:02}@example.com") for number in range(12)]
+    made = company_at(tmp_path, USERS_SCRIPT, rows, Phase.BACKFILL)
     path = made.project.folder / "rekey.toml"
     path.write_text(path.read_text("utf-8").replace('retention = "0s"', 'retention = "3d"'), "utf-8")
     with made:
