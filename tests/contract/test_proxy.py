@@ -615,38 +615,6 @@ async def test_what_the_account_takes_is_taken_in_every_phase_and_all_tables_hol
             assert canonical(one, name) == canonical(by_key[one["RowKey"]], name)
 
 
-async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a_signature(
-    world: World,
-) -> None:
-    """GET with an empty X-HTTP-Method, alone and as a query in a batch: upstream it would be a POST."""
-    declared, plain = migration_of(world.table_name), world.table_name("Plain")
-    source = declared.migration.source
-    await world.begun(STATES["dual_write"], declared)
-    await world.tables.create_table(plain)
-    signed = generate_table_sas(
-        AzureNamedKeyCredential(world.azurite.tables.name, world.azurite.tables.key),
-        plain,
-        permission=TableSasPermissions(read=True),
-        expiry=datetime(2200, 1, 1, tzinfo=UTC),
-    )
-    disguised = {"X-HTTP-Method": ""}
-    async with world.between(declared) as (direct, behind):
-        query = (
-            f"--b\r\nContent-Type: application/http\r\n\r\nGET {behind.endpoint}/{source}() HTTP/1.1\r\n"
-            "X-HTTP-Method: \r\nContent-Type: application/json\r\n\r\n"
-            '{"PartitionKey": "p", "RowKey": "r"}\r\n--b--\r\n'
-        )
-        kind = {"Content-Type": "multipart/mixed; boundary=b"}
-        for answer in (
-            await behind.ask("GET", f"{plain}()?{signed}", row("x"), disguised, signs=False),
-            await behind.ask("GET", f"{source}()", row("x"), disguised),
-            await behind.ask("POST", "$batch", query.encode(), kind),
-        ):
-            assert (answer.status, answer.code) == (405, "UnsupportedHttpVerb")
-        for table in (plain, source):
-            assert (await direct.ask("GET", f"{table}()")).json["value"] == []
-
-
 async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -866,28 +834,6 @@ async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
             none = b'<?xml version="1.0"?><SignedIdentifiers />'
             assert (await owner.ask("PUT", f"{table}?comp=acl", none, xml)).status == 204
             assert await ask("GET", f"{table}()") == 403
-
-
-async def test_new_keys_are_told_at_the_admin_address(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For their own token they are those under which the rows are; without it there are none."""
-    monkeypatch.setenv("PROXY_TOKEN", "a token of enough bytes")
-    world.configure('[proxy.access.token]\nenv = "PROXY_TOKEN"')
-    declared = migration_of(world.table_name)
-    source, target = declared.migration.source, declared.migration.target.table
-    await world.begun(STATES["dual_write"], declared)
-    async with (
-        proxied(world.config, declared) as proxy,
-        world.wired(proxy) as behind,
-        aiohttp.ClientSession() as session,
-    ):
-        assert (await behind.ask("POST", source, row("a"), NO_ECHO)).status == 204
-        url = f"{proxy.admin}_rekey/keys?table={source}&pk=eu&rk=a"
-        async with session.get(url) as refused:
-            assert refused.status == 401
-        async with session.get(url, headers={"Authorization": "Bearer a token of enough bytes"}) as answer:
-            [told] = (await answer.json())["keys"]
-        [made] = (await behind.ask("GET", f"{target}()")).json["value"]
-        assert told == {"table": target, "partition_key": made["PartitionKey"], "row_key": made["RowKey"]}
 
 
 async def test_what_is_not_about_rows_passes(world: World) -> None:

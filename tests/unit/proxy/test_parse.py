@@ -290,6 +290,7 @@ def test_a_query_stands_alone() -> None:
         ("http://h/acct/Users HTTP", "http://h/acct/Tables HTTP"),
         ("If-Match: *", "If-Match: *\r\nIf-Match: x"),
         ("If-Match: *", "If-Match"),
+        ("If-Match: *", "X-HTTP-Method: "),
         ("boundary=changeset_1", "boundary=other"),
     ],
 )
