@@ -17,9 +17,7 @@ from rekey.errors import (
     Ambiguous,
     ConditionFailed,
     EndpointDown,
-    RequestRejected,
     RowExists,
-    RowMissing,
     TableBeingDeleted,
     Unavailable,
 )
@@ -409,13 +407,6 @@ async def test_a_read_is_repeated_and_in_the_end_unavailable_never_ambiguous(
         await world.table.get(KEY)
 
 
-async def test_a_404_that_is_not_the_services_is_not_an_absent_row(world: World) -> None:
-    """A gateway's 404 has no code: taking it for "no such row" would lose rows."""
-    world.proxy.faults = [Fault(method="GET", answer=Answered(404, {}, b"not here"))]
-    with pytest.raises(RequestRejected):
-        await world.table.get(KEY)
-
-
 async def test_a_scan_survives_failing_empty_and_malformed_pages(world: World) -> None:
     """An empty page with a token, which lacks its row key; the same filter and selection are sent again."""
     await world.direct.transact([Operation(Verb.INSERT, row(f"{number}", A=1)) for number in range(7)])
@@ -472,12 +463,6 @@ async def test_a_table_that_is_being_deleted_is_not_one_that_exists(world: World
         await calls[call]()
 
 
-async def test_a_409_without_a_code_is_no_conflict(world: World) -> None:
-    world.proxy.faults = [Fault(answer=error_answer(409))]
-    with pytest.raises(RequestRejected):
-        await world.table.insert(row())
-
-
 async def test_waits_grow_and_retry_after_is_honoured(world: World) -> None:
     world.proxy.faults = [
         Fault(answer=error_answer(503, "ServerBusy", Retry_After="7")),
@@ -527,11 +512,6 @@ async def test_a_lost_answer_and_then_no_connection_is_ambiguous(world: World) -
     world.proxy.faults = [Fault(method="POST", applied=True, meanwhile=world.proxy.stop_listening)]
     with pytest.raises(Ambiguous):
         await world.table.insert(row())
-
-
-async def test_a_delete_of_an_absent_row_without_any_loss_says_so(world: World) -> None:
-    with pytest.raises(RowMissing):
-        await world.table.delete(KEY)
 
 
 # --- what goes over the wire, and what is told of it ----------------------------------------------------

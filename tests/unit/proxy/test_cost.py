@@ -35,22 +35,8 @@ MODULES = (parse, access, sas, batch, calls, answer, handler, urllib.parse, emai
 STEPS, STEPS_A_BYTE = 15_000, 40
 BYTES, BYTES_A_BYTE = 200_000, 120
 IN_TARGET = (
-    "a",
-    "&a#=1",
-    "&#",
-    "&$filter=",
-    "%41",
-    "%C3%BC",
-    "'",
-    "''",
-    "(",
-    ")",
-    "/",
-    "+",
-    "=",
-    "&",
-    "%2F",
-    ";",
+    *("a", "&a#=1", "&#", "&$filter=", "%41", "%C3%BC", "'", "''", "(", ")", "/", "+", "=", "&"),
+    *("%2F", ";"),
 )
 IN_HEADER = (*IN_TARGET, " ", "; ", ",", '"', "boundary=", "GMT", "1", "multipart/mixed;")
 IN_BODY = (

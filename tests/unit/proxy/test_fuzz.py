@@ -53,28 +53,8 @@ READ_ONLY = generate_table_sas(
     permission=TableSasPermissions(read=True),
     expiry="2200-01-01T00:00:00Z",
 )
-STATUSES = {
-    100,
-    200,
-    201,
-    202,
-    204,
-    400,
-    403,
-    404,
-    405,
-    408,
-    409,
-    412,
-    413,
-    414,
-    415,
-    417,
-    431,
-    500,
-    501,
-    503,
-}
+_STATUSES = "100 200 201 202 204 400 403 404 405 408 409 412 413 414 415 417 431 500 501 503"
+STATUSES = set(map(int, _STATUSES.split()))
 
 
 # --- the proxy, on a transport in memory -------------------------------------------------------------------
@@ -239,17 +219,7 @@ QUERIES = (
     *("$top=1&$top=2", "NextRowKey=%00", "x=" + "y" * 9_000, "si=a&sig=b&sv=2019-02-02&tn=Plain"),
 )
 METHODS = (
-    "GET",
-    "GET",
-    "POST",
-    "PUT",
-    "MERGE",
-    "PATCH",
-    "DELETE",
-    "HEAD",
-    "OPTIONS",
-    "TRACE",
-    "CONNECT",
+    *("GET", "GET", "POST", "PUT", "MERGE", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"),
     "get",
 )
 HEADERS = (

@@ -74,16 +74,8 @@ TARGETS += tuple(
     PLAIN + "?" + "&".join(f"{name}={'{}' if name == long else value}" for name, value in SIGNED.items())
     for long in SIGNED
 )
-HEADERS: tuple[str, ...] = (
-    "Accept",
-    "Authorization",
-    "Connection",
-    "Content-Length",
-    "Content-Type",
-    "Date",
-    "Host",
-)
-HEADERS += ("If-Match", "Transfer-Encoding", "X-HTTP-Method", "x-ms-date")
+HEADERS: tuple[str, ...] = ("Accept", "Authorization", "Connection", "Content-Length", "Content-Type", "Date")
+HEADERS += ("Host", "If-Match", "Transfer-Encoding", "X-HTTP-Method", "x-ms-date")
 HEADERS += (
     "Content-Type: multipart/mixed;{}",
     "Content-Type: multipart/mixed; boundary={}",

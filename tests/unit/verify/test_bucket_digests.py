@@ -5,7 +5,7 @@ import hashlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekey.errors import StateUnusable
@@ -26,6 +26,7 @@ def summed(rows: list[tuple[int, bytes]]) -> BucketDigests:
     return digests
 
 
+@settings(max_examples=30)
 @given(ROWS, ROWS)
 def test_parts_add_up_in_any_order(one: list[tuple[int, bytes]], other: list[tuple[int, bytes]]) -> None:
     whole = summed(one + other)
@@ -73,6 +74,7 @@ def test_the_content_digest_is_the_documented_one() -> None:
     assert digests.content_digest() == hashlib.sha256(b"rekey/table/v1\0" + packed).hexdigest()
 
 
+@settings(max_examples=30)
 @given(ROWS)
 def test_digests_survive_storage(rows: list[tuple[int, bytes]]) -> None:
     stored, packed = summed(rows).as_json(), summed(rows).packed()
