@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import rekey
-from rekey.declaration import keys, props
+from rekey.declaration import keys, props, rows
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
@@ -315,16 +315,19 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     where = _line_of(error, path)
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
     # Messages about wrong calls hold only names of functions and parameters.
     text = str(error) if isinstance(error, TypeError) else ""
     missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
     if match := missing or unexpected:
         call, names = match[1].removesuffix(".__init__"), match[2].replace("'", "").strip()
-        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){_signature(call)}"
+        function = _function_of(call, lines)
+        which = f", which is {call}{_takes(function)}" if function is not None and call.islower() else ""
+        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){which}"
         if match is unexpected:
-            problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call)
+            problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call, function)
         return InvalidDeclaration(names, problem, cure=cure)
-    if (match := _POSITIONAL.match(text)) and (function := _function_of(call := match[1])):
+    if (match := _POSITIONAL.match(text)) and (function := _function_of(call := match[1], lines)):
         takes = _takes(function)
         cure = f"it is {call}{takes}" + (": what stands after * is given by name" if "*" in takes else "")
         return InvalidDeclaration("", f"{call} has too many values without a name{where}", cure=cure)
@@ -344,8 +347,14 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     return InvalidDeclaration("", problem, cure=cure, fault=str(error))
 
 
-def _function_of(call: str) -> Callable[..., object] | None:
-    return next((getattr(module, call) for module in (keys, props, rekey) if hasattr(module, call)), None)
+def _function_of(call: str, lines: Sequence[str]) -> Callable[..., object] | None:
+    """Return the function that was called; `lines`: of the script, one of which names its module."""
+    modules = {"keys": keys, "props": props, "rows": rows, "rekey": rekey}
+    named = {
+        name: module for name, module in modules.items() if any(f"{name}.{call}(" in line for line in lines)
+    }
+    candidates = (named | modules).values()
+    return next((getattr(module, call) for module in candidates if hasattr(module, call)), None)
 
 
 def _takes(function: Callable[..., object]) -> str:
@@ -357,13 +366,7 @@ def _takes(function: Callable[..., object]) -> str:
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
-def _signature(call: str) -> str:
-    function = next((getattr(module, call) for module in (keys, props) if hasattr(module, call)), None)
-    return f", which is {call}{_takes(function)}" if function else ""
-
-
-def _instead_of(name: str, call: str) -> str:
-    function = _function_of(call)
+def _instead_of(name: str, call: str, function: Callable[..., object] | None) -> str:
     if function is None:
         return "leave it out, or see the examples in migrations/"
     names = [

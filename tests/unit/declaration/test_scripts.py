@@ -233,6 +233,23 @@ def test_a_missing_and_an_unknown_argument_are_named(write: Write) -> None:
     assert (error.field, error.problem) == ("secret", "opaque needs secret (line 2)")
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ('rows.prop("Status", equal="open")', "write equals="),
+        ('rows.row_key(prefx="U_")', "write prefix="),
+        ('keys.prop("Status", equals="open")', "leave it out; prop takes name, default"),
+        ('rows.row_key("U_")', "what stands after * is given by name"),
+        ("rows.rowkey(prefix='U_')", "write row_key"),
+        ('row.row_key(prefix="U_")', "write rows"),
+    ],
+)
+def test_a_wrong_condition_is_answered_with_the_right_one(write: Write, call: str, told: str) -> None:
+    error = wrong(write("0001", f"from rekey import keys, rows\nx = {call}\n"))
+    assert "line 2" in error.problem
+    assert told in error.hint
+
+
 def test_other_type_errors_show_no_text(write: Write) -> None:
     error = wrong(write("0001", "raise TypeError('alice@example.com() missing nothing')\n"))
     assert error.problem == "it raised TypeError (line 1)"
