@@ -357,10 +357,13 @@ def _setting(constant: Set) -> Step:
 
 
 def _computing(computed: Compute, scope: Scope) -> Step:
-    name, evaluate = computed.name, computed.of.compile_page(scope)
+    name, evaluate, needed = computed.name, computed.of.compile_page(scope), computed.needed
 
     def compute(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
-        for out, value in zip(new_rows, evaluate(rows), strict=True):
+        pairs = list(zip(rows, new_rows, strict=True))
+        if needed:
+            pairs = [pair for pair in pairs if all(pair[0].get(each) is not None for each in needed)]
+        for (_, out), value in zip(pairs, evaluate([row for row, _ in pairs]), strict=True):
             out[name] = value
 
     return compute

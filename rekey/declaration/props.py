@@ -12,26 +12,29 @@ from __future__ import annotations
 
 import base64
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
-from rekey.core.plain import members
+from rekey.core.plain import json_field, members
 from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
 from rekey.declaration.keys.base import (
     KEEP_CURE,
     KEEPS_WHOLE_KEYS,
+    WHOLE_ROW,
     Expression,
     InvalidDeclaration,
     Item,
     Kept,
+    Prop,
     need_text,
     operand,
     refuse_if,
 )
-from rekey.model import SYSTEM_PROPERTIES, TIMESTAMP
+from rekey.declaration.references import new_key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,17 @@ class Set(Operation, op="set", creates="name", shown="{name}, {edm}"):
 
 @dataclass(frozen=True)
 class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
-    """The text of a key expression. No inverse: what it replaces remains in the source only."""
+    """The text of a key expression. No inverse: what it replaces remains in the source only.
+
+    Attributes:
+        name: the property.
+        of: the expression.
+        needed: source properties; a row that lacks one of them has no such property in the new row.
+    """
 
     name: str
     of: Expression
+    needed: tuple[str, ...] = field(default=(), metadata=json_field(omit_default=True))
 
     def describe(self) -> str:
         return f"{self.op}({self.name}, {self.of.describe()})"
@@ -212,7 +222,7 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     return Set(name, edm, wire)
 
 
-def compute(name: str, of: Expression | str) -> Operation:
+def compute(name: str, of: Expression | str, *, needed: tuple[str, ...] = ()) -> Operation:
     """Set the property `name` to the text of a key expression, as an Edm.String, which replaces the source
     row's value. No inverse: rollback computes it again from the row that is written back, and the source row
     keeps the value that it had. A value that must survive in rows of the new table needs a `copy`.
@@ -221,8 +231,11 @@ def compute(name: str, of: Expression | str) -> Operation:
         name: the property in the new row.
         of: a key expression (`rekey.declaration.keys`), evaluated on the source row as for a key: a row that
             lacks a property of it is refused, unless `keys.prop` has a `default`.
+        needed: source properties; a row that lacks one of them has no such property in the new row.
     """
     _new_name("props.compute(name)", name)
+    for each in needed:
+        _source_name(f"props.compute({name})(needed)", each)
     field = f"props.compute({name})"
     expression = operand(field, of)
     refuse_if(expression.contains(Kept), field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
@@ -232,7 +245,51 @@ def compute(name: str, of: Expression | str) -> Operation:
     problem = "it is computed from Timestamp, which every write changes"
     cure = f'write props.copy("Timestamp", to="{name}")'
     refuse_if(TIMESTAMP in expression.inputs(), field, problem, cure=cure)
-    return Compute(name, expression)
+    return Compute(name, expression, tuple(needed))
+
+
+def reference(
+    name: str,
+    *,
+    to: str,
+    via: str,
+    partition: Expression | str | None = None,
+    to_partition: bool = False,
+    kind: str | None = None,
+) -> Operation:
+    """Set the property `to` to the new key of a row of another migration, whose old RowKey is in the property
+    `name`: computed by that migration's own expression and secret, without reading its tables. A row that
+    lacks `name` has no property `to`. The old property stays, unless `drop` removes it. No inverse, as for
+    `compute`.
+
+    Args:
+        name: the property with the old RowKey.
+        to: the property in the new row.
+        via: the id of the other migration's script, in the same folder.
+        partition: the old PartitionKey of that row, a property or an expression; needed where its new key is
+            made of it.
+        to_partition: `to` is the new PartitionKey, not the new RowKey.
+        kind: of a migration with kinds, the name of that row's kind.
+    """
+    _source_name("props.reference(name)", name)
+    _new_name("props.reference(to)", to)
+    field = f"props.reference({to})"
+    needed = {name}
+    old_partition = None if partition is None else operand(f"{field}(partition)", partition)
+    if old_partition is not None:
+        refuse_if(old_partition.contains(Kept), f"{field}(partition)", KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+        needed |= old_partition.inputs() - {*SYSTEM_PROPERTIES, WHOLE_ROW}
+    expression = new_key_of(field, need_text(f"{field}(via)", via), kind, to_partition=to_partition)
+    old_keys = {ROW_KEY: Prop(name)} | ({} if old_partition is None else {PARTITION_KEY: old_partition})
+    read = expression.inputs()
+    problem = f"the new keys of {via} are made of {', '.join(sorted(read - {PARTITION_KEY, ROW_KEY}))}"
+    cure = "only keys that follow from the old key alone can be computed elsewhere"
+    refuse_if(read - {PARTITION_KEY, ROW_KEY}, field, problem, cure=cure)
+    problem = f"the new key of {via} is made of the old PartitionKey as well"
+    cure = 'say where that is: partition="PartitionKey", or the property that holds it'
+    refuse_if(read - old_keys.keys(), field, problem, cure=cure)
+    of = expression.with_props(old_keys)
+    return compute(to, of, needed=tuple(sorted(needed)))
 
 
 def cast(name: str, to: str, was: str | None = None) -> Operation:
@@ -313,4 +370,4 @@ def _constant(field: str, value: object) -> tuple[str, str]:
     raise InvalidDeclaration(field, f"a {type(value).__name__} has no EDM type", cure=cure)
 
 
-__all__ = ["Operation", "cast", "compute", "copy", "drop", "keep", "keep_all", "rename", "set"]
+__all__ = ["Operation", "cast", "compute", "copy", "drop", "keep", "keep_all", "reference", "rename", "set"]

@@ -24,6 +24,7 @@ import rekey
 from rekey.declaration import keys, props, rows
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
+from rekey.declaration.references import reading
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
@@ -231,7 +232,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
     module.__file__ = str(path)
-    with _importable(path.parent, module):
+    with _importable(path.parent, module), reading(script_id, lambda via: _other(path.parent, via)):
         try:
             exec(code, module.__dict__)  # noqa: S102 - runs the operator's own script by design
         except InvalidDeclaration:
@@ -246,6 +247,15 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
             # A script can raise anything, with any text: pass on type and line only.
             raise _failed(error, path) from None
     return module
+
+
+def _other(folder: Path, script_id: str) -> Migration:
+    """Return the migration of a script that another one refers to. Raises InvalidDeclaration."""
+    try:
+        return load_script(folder / f"{script_id}.py").migration
+    except DeclarationError as error:
+        problem = f"it refers to {script_id}, which cannot be used ({error.problem})"
+        raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
 
 
 def _typed(path: Path) -> str:

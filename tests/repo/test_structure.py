@@ -36,6 +36,7 @@ PURE = {
     "copy.aimd",
     "declaration.kinds",
     "declaration.property_mapping",
+    "declaration.references",
     "declaration.row_makers",
     "declaration.rows",
     "declaration.targets",

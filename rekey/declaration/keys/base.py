@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -135,6 +135,19 @@ class Expression(ABC):
     def inputs(self) -> frozenset[str]:
         """Return the names of the properties it reads; contains `WHOLE_ROW` when it may read any."""
         return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))
+
+    def with_props(self, props: Mapping[str, Expression]) -> Expression:
+        """Return the expression with other expressions in place of the properties that are named."""
+        replaced: dict[str, Any] = {}
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Expression):
+                replaced[name] = value.with_props(props)
+            elif isinstance(value, tuple) and any(isinstance(part, Expression) for part in value):
+                replaced[name] = tuple(
+                    part.with_props(props) if isinstance(part, Expression) else part for part in value
+                )
+        return replace(self, **replaced) if replaced else self
 
     def determines(self) -> frozenset[str]:
         """Return the properties that the key determines: rows that differ in one never have the same key."""
@@ -297,6 +310,9 @@ class Prop(Expression, op="prop"):
 
     def inputs(self) -> frozenset[str]:
         return frozenset({self.name})
+
+    def with_props(self, props: Mapping[str, Expression]) -> Expression:
+        return props.get(self.name, self)
 
     def determines(self) -> frozenset[str]:
         """Only keys: other properties can have the same text with different EDM types."""

@@ -25,6 +25,7 @@ DIGESTS = {
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
     "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
     "0005_identity_users": "6d1c6e13b5c39150e3e61b074e789a6b9dffc4e663e99d7811eec81e3c2b30e3",
+    "0006_orders_of_users": "633273ca176178dbcebbbbc16d067afa141411aeddb3dd395c4f500d8f59417d",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -162,6 +163,15 @@ def test_rows_of_an_identity_table_stay_with_their_user(scripts: dict[str, Decla
     assert not any("ann" in row[key] for row in mains for key in ("PartitionKey", "RowKey"))
     for row in own:
         comes_back(made, row)
+
+
+def test_an_order_names_its_user_by_the_key_that_the_user_gets(scripts: dict[str, Declared]) -> None:
+    user = {"PartitionKey": "eu", "RowKey": "ann@example.com"}
+    order = {"PartitionKey": "eu", "RowKey": "17", "UserEmail": "ann@example.com"}
+    made = mapper(scripts, "0006_orders_of_users")
+    [main] = made.map(order)
+    assert main.row["UserId"] == mapper(scripts, "0001_users_opaque_ids").map(user)[0].row["RowKey"]
+    comes_back(made, order)
 
 
 def reading(moment: str, sequence: int, **properties: Any) -> Row:

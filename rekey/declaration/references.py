@@ -1,0 +1,72 @@
+"""References to rows of other migrations: what the new keys of those are, while a script is being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
+from rekey.model import PARTITION_KEY, ROW_KEY
+
+if TYPE_CHECKING:
+    from rekey.declaration.migration import Migration
+
+# Scripts that are being read, the innermost last, and what reads another one of their folder.
+_READING: ContextVar[tuple[tuple[str, ...], Callable[[str], Migration] | None]] = ContextVar(
+    "reading", default=((), None)
+)
+
+
+@contextmanager
+def reading(script_id: str, migration_of: Callable[[str], Migration]) -> Iterator[None]:
+    """Let references of a script that is executed within the context find other migrations.
+
+    Args:
+        script_id: the script's id.
+        migration_of: returns the migration of another script; raises InvalidDeclaration.
+    """
+    scripts, _ = _READING.get()
+    before = _READING.set(((*scripts, script_id), migration_of))
+    try:
+        yield
+    finally:
+        _READING.reset(before)
+
+
+def new_key_of(field: str, via: str, kind: str | None, *, to_partition: bool) -> Expression:
+    """Return the expression of the new RowKey, or PartitionKey, of another migration's main rows.
+
+    Args:
+        field: where in the declaration, for errors.
+        via: the id of its script.
+        kind: the name of a kind; None for a migration without kinds.
+        to_partition: return that of the PartitionKey.
+
+    Raises:
+        InvalidDeclaration: it is not in a script; it refers to itself, or in a circle; there is no such kind;
+            the other script cannot be used.
+    """
+    scripts, migration_of = _READING.get()
+    cure = "write it in a script of the migrations folder"
+    if migration_of is None:
+        raise InvalidDeclaration(field, "no script is being read", cure=cure)
+    cure = "write props.compute(…) with the same key expression"
+    refuse_if(via == scripts[-1], field, "it refers to its own script", cure=cure)
+    problem = f"references in a circle: {' → '.join([*scripts, via])}"
+    refuse_if(
+        via in scripts, field, problem, cure="write props.compute(…) with the key expression in one of them"
+    )
+    migration = migration_of(via)
+    targets = {kind.name: kind.target for kind in migration.kinds}
+    there = f"{via} has the kinds {', '.join(targets)}" if targets else f"{via} has no kinds"
+    if kind is None:
+        refuse_if(targets, field, there, cure='name that of the row, kind="user"')
+        target = migration.target
+    else:
+        refuse_if(kind not in targets, field, f"there is no kind {kind!r}: {there}", cure="name one of them")
+        target = targets[kind]
+    return {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}[
+        PARTITION_KEY if to_partition else ROW_KEY
+    ]
