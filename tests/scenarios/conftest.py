@@ -11,6 +11,14 @@ from tests.worlds.erasure import Lives
 from tests.worlds.projects import Project
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the scenarios of a file in one process: what `lived` keeps is lived once there."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+
+
 @pytest.fixture
 def commands_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandsOn:
     return lambda project: Commands(project, capsys, monkeypatch)
