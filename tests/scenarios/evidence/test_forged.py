@@ -22,17 +22,7 @@ from rekey.state.store import State
 from tests.asserts.command_line import Commands
 from tests.asserts.every import every
 from tests.soaking import others_in_soak
-from tests.worlds.evidence import (
-    checked,
-    codes,
-    exported,
-    forge,
-    handed_over,
-    key,
-    rekey,
-    relinked,
-    restated,
-)
+from tests.worlds.evidence import checked, codes, exported, forge, handed_over, key, rekey, relinked, restated
 from tests.worlds.projects import CONFIG
 
 VERIFY = ("evidence", "verify")

@@ -19,14 +19,7 @@ from unittest import mock
 import pytest
 
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.errors import (
-    ConfigurationError,
-    DeclarationError,
-    GateClosed,
-    Moved,
-    Refused,
-    WriterAtWork,
-)
+from rekey.errors import ConfigurationError, DeclarationError, GateClosed, Moved, Refused, WriterAtWork
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase

@@ -88,11 +88,7 @@ def apply(project: Project, to: Phase | None = None, options: Options | None = N
 
 
 def rollback(
-    project: Project,
-    *,
-    options: Options = STOPPED,
-    to: ControlPhase | None = None,
-    drop: bool | None = None,
+    project: Project, *, options: Options = STOPPED, to: ControlPhase | None = None, drop: bool | None = None
 ) -> list[Phase]:
     merged = Options(writers_stopped=options.writers_stopped, drop_targets=bool(drop))
     with project.session(merged) as session:

@@ -63,10 +63,7 @@ def test_a_script_with_ambiguous_row_kinds_is_refused(rekey: Commands, project: 
 
 def test_a_row_is_looked_up_by_either_of_its_keys(rekey: Commands) -> None:
     rekey("apply")
-    expected = {
-        ("RacesByKey", "r1", "BIB:0001__John"),
-        ("RacesByKey", "r1", "AGE:021__0001"),
-    }
+    expected = {("RacesByKey", "r1", "BIB:0001__John"), ("RacesByKey", "r1", "AGE:021__0001")}
     for key in ("BIB:0001__John", "AGE:021__0001"):
         [found] = rekey("lookup", "--new", "r1", key, *WHY, "--json").json["rows"]
         assert found["old"] == {"partition_key": "r1", "row_key": "0001"}

@@ -32,13 +32,7 @@ from tests.scenarios.client.test_lifecycle import (
 from tests.worlds.company import Company, Ledger, company, traffic
 from tests.worlds.erasure import WHY, Lives, by_old, subject
 from tests.worlds.evidence import exported, with_key
-from tests.worlds.projects import (
-    MOVE_SCRIPT,
-    POSTS_ELSEWHERE_SCRIPT,
-    SKEW_S,
-    USERS_ELSEWHERE_SCRIPT,
-    Project,
-)
+from tests.worlds.projects import MOVE_SCRIPT, POSTS_ELSEWHERE_SCRIPT, SKEW_S, USERS_ELSEWHERE_SCRIPT, Project
 from tests.worlds.small import post, user
 
 STOPPED = Options(writers_stopped=True)
