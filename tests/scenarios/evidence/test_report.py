@@ -25,7 +25,7 @@ from tests.asserts.browser import complaints, drawn, laid_out, needs_browser, op
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert("x")</script> & <b>'
@@ -37,6 +37,19 @@ def rekey(tmp_path: Path, commands_on: CommandsOn) -> Commands:
     project.script(USERS_SCRIPT.replace("E-mail RowKeys", NASTY))
     asyncio.run(project.fill("Users", rows(40)))
     return commands_on(project)
+
+
+@pytest.fixture
+def at_gate(tmp_path: Path, commands_on: CommandsOn) -> Commands:
+    """The commands of such a project with a key, at the gate of cutover."""
+
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT.replace("E-mail RowKeys", NASTY))
+        asyncio.run(project.fill("Users", rows(40)))
+        with_key(project.folder)
+        commands_on(project)("apply", "0001")
+
+    return commands_on(lived(__name__, tmp_path, live))
 
 
 def report(rekey: Commands, name: str = "bundle") -> str:
@@ -83,10 +96,8 @@ def read(page: str) -> Reader:
     return reader
 
 
-def test_the_page_needs_nothing_from_outside_and_runs_nothing(rekey: Commands) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    page = report(rekey)
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(at_gate: Commands) -> None:
+    page = report(at_gate)
     found = read(page)
     assert found.loads == []
     assert not found.tags & {"script", "img", "link", "iframe", "object", "embed", "form"}
@@ -98,18 +109,16 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(rekey: Commands) -
     }
 
 
-def test_it_tells_what_the_bundle_holds(rekey: Commands) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    rekey("apply", "0001", "--to", "cutover", code=3)
-    rekey(*TO_CUTOVER)
-    page = report(rekey)
+def test_it_tells_what_the_bundle_holds(at_gate: Commands) -> None:
+    at_gate("apply", "0001", "--to", "cutover", code=3)
+    at_gate(*TO_CUTOVER)
+    page = report(at_gate)
     text = " ".join(" ".join(read(page).text).split())
     assert "Every row and every property was compared" in text
     assert "UsersV2 held 40 rows, as its source rows give." in text
     for word in ("cutover", "closed", "open", "rekey apply --to=cutover --writers-stopped"):
         assert word in text
-    declared = rekey.project.scripts["0001_users"]
+    declared = at_gate.project.scripts["0001_users"]
     assert declared.digest in text
     digests = re.findall(r"<code>([0-9a-f]{64})</code>", page)
     assert len(digests) == 3
@@ -147,10 +156,8 @@ def test_texts_are_escaped() -> None:
     assert f"{NASTY}, b: 4" in (tree.findtext(f"{SVG}desc") or "")
 
 
-def test_plots_are_drawn_to_scale_and_told_in_words(rekey: Commands) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    page = report(rekey)
+def test_plots_are_drawn_to_scale_and_told_in_words(at_gate: Commands) -> None:
+    page = report(at_gate)
     drawn = [parsed(text) for text in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)]
     assert len(drawn) == 2
     for plot in drawn:
@@ -173,13 +180,11 @@ def test_plots_are_drawn_to_scale_and_told_in_words(rekey: Commands) -> None:
     assert timeline([], "x") == pairs([], "x", ("a", "b")) == ""
 
 
-def test_ways_back_stand_in_the_chart_and_in_the_table_of_phases(rekey: Commands) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    rekey(*TO_CUTOVER)
-    rekey("rollback", "0001", "--writers-stopped")
-    rekey(*TO_CUTOVER)
-    page = report(rekey)
+def test_ways_back_stand_in_the_chart_and_in_the_table_of_phases(at_gate: Commands) -> None:
+    at_gate(*TO_CUTOVER)
+    at_gate("rollback", "0001", "--writers-stopped")
+    at_gate(*TO_CUTOVER)
+    page = report(at_gate)
     [told] = re.findall(r"<title>Phases over time</title><desc>([^<]*)</desc>", page)
     names = [one.rpartition(":")[0].strip() for one in told.split(";")]
     expected = ["prepare", "following", "backfill", "reconcile", "cutover", "back from cutover", "cutover"]
@@ -188,11 +193,9 @@ def test_ways_back_stand_in_the_chart_and_in_the_table_of_phases(rekey: Commands
     assert shown[: len(expected)] == expected and "taken back" in page
 
 
-def test_times_are_those_that_people_read(rekey: Commands) -> None:
+def test_times_are_those_that_people_read(at_gate: Commands) -> None:
     """To the second, and the whole one in the markup."""
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    page = report(rekey)
+    page = report(at_gate)
     text = " ".join(read(page).text)
     assert re.search(r"compared on \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", text)
     assert re.search(r'<time class="when" datetime="\d{4}-\d\d-\d\dT[^"]+Z">\d{4}-\d\d-\d\d \d\d:', page)
@@ -201,31 +204,27 @@ def test_times_are_those_that_people_read(rekey: Commands) -> None:
 
 @needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
-def test_all_tables_are_seen_without_scrolling_sideways(rekey: Commands, tmp_path: Path, width: int) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    rekey(*TO_CUTOVER)
+def test_all_tables_are_seen_without_scrolling_sideways(
+    at_gate: Commands, tmp_path: Path, width: int
+) -> None:
+    at_gate(*TO_CUTOVER)
     path = tmp_path / "report.html"
-    path.write_text(report(rekey), "utf-8")
+    path.write_text(report(at_gate), "utf-8")
     found = laid_out(path, tmp_path, width)
     assert found.width <= width
     assert len(found.tables) == 5 and every(needs <= has for needs, has in found.tables)
 
 
-def test_it_is_made_to_be_printed(rekey: Commands) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    page = report(rekey)
+def test_it_is_made_to_be_printed(at_gate: Commands) -> None:
+    page = report(at_gate)
     assert "@media print" in page
     assert "@page{size:A4" in page
     assert "thead{display:table-header-group}" in page
 
 
 @needs_browser
-def test_chromium_opens_it_and_prints_it(rekey: Commands, tmp_path: Path) -> None:
-    with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    page = exported(rekey) / "data" / contents.REPORT
+def test_chromium_opens_it_and_prints_it(at_gate: Commands, tmp_path: Path) -> None:
+    page = exported(at_gate) / "data" / contents.REPORT
     pdf = tmp_path / "report.pdf"
     run(tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={pdf}", page.as_uri())
     assert pdf.read_bytes().startswith(b"%PDF-")

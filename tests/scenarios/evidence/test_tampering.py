@@ -182,11 +182,14 @@ def test_a_foreign_file_is_found_when_the_statement_names_it(made: Made, where: 
     assert codes(checked(made.folder, made.key)) == {"file-added"}
 
 
-@pytest.mark.parametrize("name", contents.ALWAYS)
-def test_a_missing_file_is_found_when_the_statement_omits_it(made: Made, name: str) -> None:
-    (made.folder / "data" / name).unlink()
-    restated(made.folder, made.signer)
-    assert "file-missing" in codes(checked(made.folder, made.key))
+def test_a_missing_file_is_found_when_the_statement_omits_it(made: Made) -> None:
+    for name in contents.ALWAYS:
+        path = made.folder / "data" / name
+        before = path.read_bytes()
+        path.unlink()
+        restated(made.folder, made.signer)
+        assert "file-missing" in codes(checked(made.folder, made.key)), name
+        path.write_bytes(before)
 
 
 @pytest.mark.parametrize(

@@ -77,26 +77,22 @@ def test_status_names_the_command_for_the_script(rekey: Commands, go: Callable[[
 
 
 @pytest.mark.parametrize("go", GONE)
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_what_writes_refuses_says_what_is_gone_and_never_to_empty_a_table(
+    rekey: Commands, go: Callable[[Commands], None]
+) -> None:
+    go(rekey)
+    before = rekey.project.rows("UsersV2")
+    for command in (
         ("apply",),
         ("apply", ID),
         ("apply", ID, "--to", "cutover", "--writers-stopped"),
         ("verify", ID, "--mode", "full"),
         ("rollback", ID, "--to", "source", "--drop-targets"),
-    ],
-    ids=lambda words: " ".join(words),
-)
-def test_what_writes_refuses_says_what_is_gone_and_never_to_empty_a_table(
-    rekey: Commands, go: Callable[[Commands], None], command: tuple[str, ...]
-) -> None:
-    go(rekey)
-    before = rekey.project.rows("UsersV2")
-    said = rekey(*command, code=3).err
-    assert "0001_users has begun, and its script 0001_users.py is gone: renamed or deleted" in words(said)
-    assert "rekey show 0001_users --script --out" in words(said) and "empty" not in said
-    assert rekey.project.rows("UsersV2") == before
+    ):
+        said = words(rekey(*command, code=3).err)
+        assert "0001_users has begun, and its script 0001_users.py is gone: renamed or deleted" in said
+        assert "rekey show 0001_users --script --out" in said and "empty" not in said
+        assert rekey.project.rows("UsersV2") == before, command
 
 
 def test_a_script_under_a_new_name_is_told_under_which_it_was_begun(rekey: Commands) -> None:

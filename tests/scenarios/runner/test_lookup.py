@@ -16,7 +16,7 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import Row, content_of
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, project_of
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, applied
 from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
@@ -29,14 +29,8 @@ def users() -> list[Row]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return project_of(tmp_path, USERS_SCRIPT, users())
-
-
-@pytest.fixture
-def rekey(project: Project, commands_on: CommandsOn) -> Commands:
-    made = commands_on(project)
-    made("apply")
-    return made
+    """A project at the gate of cutover."""
+    return applied(tmp_path, USERS_SCRIPT, users())
 
 
 def events(project: Project, script_id: str = SCRIPT) -> list[Any]:

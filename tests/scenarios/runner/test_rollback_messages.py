@@ -12,21 +12,18 @@ import pytest
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.model import key_of
-from tests.asserts.command_line import Commands
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.unit.cli.test_shell import Terminal
 from tests.worlds.evidence import rows
 from tests.worlds.plans import fill
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import USERS_SCRIPT, Project, applied
 from tests.worlds.scripts import under_writes
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    asyncio.run(fill(made.tables, "Users", rows(60)))
-    made.clock.advance(3600)
-    return made
+    """A project at the gate of cutover."""
+    return applied(tmp_path, USERS_SCRIPT, rows(60))
 
 
 def words(text: str) -> str:
@@ -53,7 +50,6 @@ async def write_target(project: Project, *, changed: int, deleted: int) -> None:
 def test_a_rollback_says_how_many_rows_came_back(
     rekey: Commands, project: Project, changed: int, deleted: int, said: str
 ) -> None:
-    rekey("apply")
     rekey("apply", "--to", "cutover", "--writers-stopped")
     project.clock.advance(60)
     asyncio.run(write_target(project, changed=changed, deleted=deleted))
@@ -70,7 +66,6 @@ def test_a_rollback_says_how_many_rows_came_back(
 
 
 def test_the_document_of_a_rollback_has_the_counts(rekey: Commands, project: Project) -> None:
-    rekey("apply")
     rekey("apply", "--to", "cutover", "--writers-stopped")
     project.clock.advance(60)
     asyncio.run(write_target(project, changed=3, deleted=1))
@@ -87,22 +82,18 @@ def test_the_document_of_a_rollback_has_the_counts(rekey: Commands, project: Pro
     ],
 )
 def test_a_rollback_to_source_names_the_targets(rekey: Commands, option: str, said: str) -> None:
-    rekey("apply")
     out = words(rekey("rollback", option).out)
     assert f"targets {said}" in out and "came back" not in out
 
 
-def test_dual_write_needs_no_copy_back(rekey: Commands, project: Project) -> None:
-    project.script(under_writes(USERS_SCRIPT))
-    rekey("apply")
-    rekey("verify", "--mode", "full")
+def test_dual_write_needs_no_copy_back(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(applied(tmp_path, under_writes(USERS_SCRIPT), rows(60)))
     rekey("apply", "--to", "cutover", "--writers-stopped")
     said = words(rekey("rollback").out)
     assert "none had to come back: what was written to the target since cutover is in Users already" in said
 
 
 def test_status_on_a_terminal(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    rekey("apply")
     widths = {}
     for columns in (60, 120):
         screen = Terminal()

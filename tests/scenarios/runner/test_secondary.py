@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rekey.model import EntityKey
-from tests.asserts.command_line import Commands
+from rekey.model import EntityKey, Row
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.scenarios.runner.test_secondary_life import RACES_SCRIPT, SCRIPT, TABLE
 from tests.worlds.evidence import exported, with_key
-from tests.worlds.projects import Project
+from tests.worlds.projects import Project, applied
 from tests.worlds.small import racer
 
 WHY = ("--reason", "ticket 4711")
@@ -25,10 +25,18 @@ APART = RACES_SCRIPT.replace(
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path)
     made.script(RACES_SCRIPT, f"{SCRIPT}.py")
-    with_key(made.folder)
-    rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(1_200)]
-    asyncio.run(made.fill("Races", rows))
+    asyncio.run(made.fill("Races", races(1_200)))
     return made
+
+
+@pytest.fixture
+def at_gate(tmp_path: Path, commands_on: CommandsOn) -> Commands:
+    """The commands of such a project at the gate of cutover, with fewer rows."""
+    return commands_on(applied(tmp_path, RACES_SCRIPT, races(120), name=f"{SCRIPT}.py"))
+
+
+def races(count: int) -> list[Row]:
+    return [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}") for n in range(count)]
 
 
 def test_the_plan_packs_both_kinds_into_the_same_batches(rekey: Commands) -> None:
@@ -61,21 +69,20 @@ def test_a_script_with_ambiguous_row_kinds_is_refused(rekey: Commands, project: 
     assert project.tables.sent.counts.total() == 1_201  # what the test wrote
 
 
-def test_a_row_is_looked_up_by_either_of_its_keys(rekey: Commands) -> None:
-    rekey("apply")
+def test_a_row_is_looked_up_by_either_of_its_keys(at_gate: Commands) -> None:
     expected = {("RacesByKey", "r1", "BIB:0001__John"), ("RacesByKey", "r1", "AGE:021__0001")}
     for key in ("BIB:0001__John", "AGE:021__0001"):
-        [found] = rekey("lookup", "--new", "r1", key, *WHY, "--json").json["rows"]
+        [found] = at_gate("lookup", "--new", "r1", key, *WHY, "--json").json["rows"]
         assert found["old"] == {"partition_key": "r1", "row_key": "0001"}
         assert {(one["table"], one["partition_key"], one["row_key"]) for one in found["new"]} == expected
 
 
-def test_evidence_tells_both_kinds_and_is_computed_again(rekey: Commands, project: Project) -> None:
-    rekey("apply")
-    folder = str(exported(rekey, SCRIPT))
+def test_evidence_tells_both_kinds_and_is_computed_again(at_gate: Commands) -> None:
+    with_key(at_gate.project.folder)
+    folder = str(exported(at_gate, SCRIPT))
 
     def equal() -> dict[str, bool]:
-        said = rekey("evidence", "recompute", folder, "--mapping", "--json", code=None).json
+        said = at_gate("evidence", "recompute", folder, "--mapping", "--json", code=None).json
         return {f"{one['what']} {one['table']}": one["equal"] for one in said["digests"]}
 
     names = [
@@ -83,11 +90,10 @@ def test_evidence_tells_both_kinds_and_is_computed_again(rekey: Commands, projec
         *(f"{what} RacesByKey{kind}" for kind in ("", " AGE:") for what in ("expected", "target")),
     ]
     assert equal() == dict.fromkeys(names, True)
-    asyncio.run(project.tables.table(TABLE).delete(EntityKey("r1", "AGE:021__0001")))
+    asyncio.run(at_gate.project.tables.table(TABLE).delete(EntityKey("r1", "AGE:021__0001")))
     assert equal() == {**dict.fromkeys(names, True), "target RacesByKey AGE:": False}
 
 
-def test_targets_that_are_dropped_are_dropped_once(rekey: Commands, project: Project) -> None:
-    rekey("apply")
-    rekey("rollback", "--to", "source", "--drop-targets", "--writers-stopped")
-    assert not asyncio.run(project.tables.table_exists(TABLE))
+def test_targets_that_are_dropped_are_dropped_once(at_gate: Commands) -> None:
+    at_gate("rollback", "--to", "source", "--drop-targets", "--writers-stopped")
+    assert not asyncio.run(at_gate.project.tables.table_exists(TABLE))
