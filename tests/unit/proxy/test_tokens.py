@@ -2,7 +2,7 @@
 its name, with the service's 401 and without repeating anything of the token.
 
 Soak: five million mutated tokens.
-Reason, and what `make test` covers: about half an hour; 3,000, made in the same way.
+Reason, and what `make test` covers: ten minutes; 3,000, made in the same way.
 """
 
 from __future__ import annotations
