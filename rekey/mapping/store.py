@@ -431,10 +431,10 @@ class MappingStore:
         none). Return the claim as written; None when it changed meanwhile, or the outcome is unknown."""
         await self.fresh()
         row = self.rows.reverse_row(source_key, target.key, target.table, reserved)
-        # Recorded before the claim passes: cutover rereads the rows of both source keys.
-        if owner is not None and owner.source != source_key:
-            await self.table.upsert(self.rows.passed_row(target, owner.source))
         try:
+            # Recorded before the claim passes: cutover rereads the rows of both source keys.
+            if owner is not None and owner.source != source_key:
+                await self.table.upsert(self.rows.passed_row(target, owner.source))
             if owner is None:
                 etag = await self.table.insert(row)
             else:

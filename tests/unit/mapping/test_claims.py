@@ -12,6 +12,7 @@ from rekey.errors import Collision
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Owner, Reservation, TargetKey
 from rekey.mapping.store import MARGIN_S, MappingStore
 from rekey.model import EntityKey
+from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import MemoryTableService
 
 MAIN, INDEX = TargetKey(0, "p", "ann"), TargetKey(1, "p", "ann")
@@ -176,3 +177,23 @@ async def test_a_claim_that_passes_on_is_recorded_with_both_source_keys(store: M
     found = [one async for one in store.passed("2000-01-01T00:00:00Z")]
     assert found == [(MAIN, UPPER, LOWER)]
     assert [one async for one in store.passed("9999-01-01T00:00:00Z")] == []
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_claim_passes_on_whichever_answer_is_lost(
+    store: MappingStore, memory: MemoryTableService, kind: FaultKind, nth: int
+) -> None:
+    """Found by the search of every order: the answer to the record was not waited for once more."""
+    await claimed(store, UPPER)
+    await store.extend(UPPER, None, {MAIN})
+    writes = [
+        Planned(Fault(kind), action=verb, table=MAPPING_TABLE, nth=nth)
+        for verb in ("insert_or_replace", "replace")
+    ]
+    memory.faults = PlannedFaults(*writes)
+    await store.claim_main(LOWER, MAIN, Owners().still_own)
+    owner = await store.owner(MAIN.key)
+    assert owner is not None
+    assert owner.source == LOWER
+    assert [one async for one in store.passed("2000-01-01T00:00:00Z")] == [(MAIN, UPPER, LOWER)]
