@@ -342,6 +342,7 @@ class Declared:
         content: the file as it was executed.
         is_kept: the file is gone or cannot be read; this is the copy stored when the migration began.
         fault: why the file cannot be read; "" where it is gone.
+        refers_to: ids of the scripts whose new keys it computes (`props.reference`).
     """
 
     script_id: str
@@ -353,6 +354,7 @@ class Declared:
     content: bytes = field(default=b"", repr=False, compare=False)
     is_kept: bool = False
     fault: str = ""
+    refers_to: frozenset[str] = frozenset()
 
     @property
     def cli_selector(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
@@ -13,24 +14,36 @@ from rekey.model import PARTITION_KEY, ROW_KEY
 if TYPE_CHECKING:
     from rekey.declaration.migration import Migration
 
-# Scripts that are being read, the innermost last, and what reads another one of their folder.
-_READING: ContextVar[tuple[tuple[str, ...], Callable[[str], Migration] | None]] = ContextVar(
-    "reading", default=((), None)
-)
+
+@dataclass(frozen=True)
+class _Reading:
+    """A script that is being read."""
+
+    # Ids of the scripts that are being read, this one last.
+    scripts: tuple[str, ...]
+    migration_of: Callable[[str], Migration]
+    # Ids of the scripts that it refers to, so far.
+    refers_to: set[str]
+
+
+_READING: ContextVar[_Reading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
-def reading(script_id: str, migration_of: Callable[[str], Migration]) -> Iterator[None]:
-    """Let references of a script that is executed within the context find other migrations.
+def reading(script_id: str, migration_of: Callable[[str], Migration]) -> Iterator[set[str]]:
+    """Let references of a script that is executed within the context find other migrations. Yield the ids of
+    the scripts that it refers to, as they are found.
 
     Args:
         script_id: the script's id.
         migration_of: returns the migration of another script; raises InvalidDeclaration.
     """
-    scripts, _ = _READING.get()
-    before = _READING.set(((*scripts, script_id), migration_of))
+    outer = _READING.get()
+    scripts = () if outer is None else outer.scripts
+    now = _Reading((*scripts, script_id), migration_of, set())
+    before = _READING.set(now)
     try:
-        yield
+        yield now.refers_to
     finally:
         _READING.reset(before)
 
@@ -48,17 +61,20 @@ def new_key_of(field: str, via: str, kind: str | None, *, to_partition: bool) ->
         InvalidDeclaration: it is not in a script; it refers to itself, or in a circle; there is no such kind;
             the other script cannot be used.
     """
-    scripts, migration_of = _READING.get()
-    cure = "write it in a script of the migrations folder"
-    if migration_of is None:
+    now, cure = _READING.get(), "write it in a script of the migrations folder"
+    if now is None:
         raise InvalidDeclaration(field, "no script is being read", cure=cure)
     cure = "write props.compute(…) with the same key expression"
-    refuse_if(via == scripts[-1], field, "it refers to its own script", cure=cure)
-    problem = f"references in a circle: {' → '.join([*scripts, via])}"
+    refuse_if(via == now.scripts[-1], field, "it refers to its own script", cure=cure)
+    problem = f"references in a circle: {' → '.join([*now.scripts, via])}"
     refuse_if(
-        via in scripts, field, problem, cure="write props.compute(…) with the key expression in one of them"
+        via in now.scripts,
+        field,
+        problem,
+        cure="write props.compute(…) with the key expression in one of them",
     )
-    migration = migration_of(via)
+    migration = now.migration_of(via)
+    now.refers_to.add(via)
     targets = {kind.name: kind.target for kind in migration.kinds}
     there = f"{via} has the kinds {', '.join(targets)}" if targets else f"{via} has no kinds"
     if kind is None:

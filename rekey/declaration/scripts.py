@@ -166,11 +166,12 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
 
     def declared(script_id: str, migration: Migration) -> Declared:
         doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
-        return Declared(script_id, path, doc, depends, migration, migration.digest(), content, is_kept)
+        read = Declared(script_id, path, doc, depends, migration, migration.digest(), content, is_kept)
+        return replace(read, refers_to=refers_to)
 
     try:
         content = _content(path) if kept is None else kept
-        module = _execute(script_id, path, content)
+        module, refers_to = _execute(script_id, path, content)
         several, migration = getattr(module, MANY, None), getattr(module, "migration", None)
         if several is None:
             return [declared(script_id, _checked_migration(migration))]
@@ -215,7 +216,8 @@ def _content(path: Path) -> bytes:
         raise InvalidDeclaration("", problem, cure="make it readable") from error
 
 
-def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
+def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, frozenset[str]]:
+    """Return a script's module, and the ids of the scripts that it refers to."""
     try:
         # From bytes, so that a coding line is obeyed; with the path, so that tracebacks name the script.
         code = compile(content, str(path), "exec", dont_inherit=True)
@@ -232,7 +234,10 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
     module.__file__ = str(path)
-    with _importable(path.parent, module), reading(script_id, lambda via: _other(path.parent, via)):
+    with (
+        _importable(path.parent, module),
+        reading(script_id, lambda via: _other(path.parent, via)) as refers_to,
+    ):
         try:
             exec(code, module.__dict__)  # noqa: S102 - runs the operator's own script by design
         except InvalidDeclaration:
@@ -246,7 +251,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # A script can raise anything, with any text: pass on type and line only.
             raise _failed(error, path) from None
-    return module
+    return module, frozenset(refers_to)
 
 
 def _other(folder: Path, script_id: str) -> Migration:

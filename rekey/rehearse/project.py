@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.declaration.scripts import load_script, load_scripts
+from rekey.declaration.scripts import file_of, load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed, reason_of
 from rekey.evidence.signing import make_key
 from rekey.project.config import Account
@@ -164,13 +164,16 @@ class Project:
         (self.folder / "rekey.toml").write_text(configuration, "utf-8")
         to = self.folder / "migrations"
         to.mkdir()
-        wanted = {script.path.name for script in self.scripts}
+        referred = _referred(self.scripts)
+        wanted = {script.path.name for script in self.scripts} | referred
         try:
             for path in self.declared.path.parent.iterdir():
                 is_script = path.is_file() and path.suffix == ".py"
                 if is_script and (path.name in wanted or path.name.startswith("_")):
                     shutil.copy(path, to / path.name)
                     self._keep_needed(path.stem, to / path.name)
+                    if path.name in referred:
+                        _take_out_of_group(to / path.name)
                 elif (path / "__init__.py").is_file():
                     shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         except OSError as error:
@@ -245,6 +248,26 @@ class Project:
 def _section(account: Account) -> str:
     key = "" if account.key_env is None else f'\nkey_env = "{account.key_env}"'
     return f'endpoint = "{account.endpoint}"{key}'
+
+
+def _referred(scripts: Iterable[Declared]) -> set[str]:
+    """Return the names of the files that scripts refer to, and that are not among them: they are read, and
+    not applied."""
+    own = {script.path.name for script in scripts}
+    names: set[str] = set()
+    waiting = [script.path.parent / f"{name}.py" for script in scripts for name in script.refers_to]
+    while waiting:
+        path = file_of(waiting.pop())
+        if path.name not in own | names:
+            names.add(path.name)
+            waiting += [path.parent / f"{name}.py" for name in load_script(path).refers_to]
+    return names
+
+
+def _take_out_of_group(copy: Path) -> None:
+    """Let what moves a group leave a script alone that is only read."""
+    with copy.open("a", encoding="utf-8") as file:
+        file.write('\nobject.__setattr__(migration, "group", "")\n')
 
 
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:

@@ -138,6 +138,12 @@ def test_a_reference_that_cannot_be_computed_is_refused(
     assert "0002_orders" in read_scripts(tmp_path)[1]
 
 
+def test_a_script_says_which_scripts_it_refers_to(write: Callable[..., None], tmp_path: Path) -> None:
+    write(REFERENCE.format(more=""))
+    assert load_script(tmp_path / "0002_orders.py").refers_to == {"0001_users"}
+    assert load_script(tmp_path / "0001_users.py").refers_to == frozenset()
+
+
 def test_a_reference_outside_of_a_script_is_refused() -> None:
     with pytest.raises(InvalidDeclaration, match="no script is being read"):
         props.reference("User", to="UserId", via="0001_users")

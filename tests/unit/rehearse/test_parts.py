@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from rekey import Index, Migration, Target, keys, props, rows
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.rows import Condition
-from rekey.declaration.scripts import load_script
+from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
 from rekey.project.config import Account
@@ -239,6 +240,26 @@ def test_a_project_takes_along_what_a_script_needs_and_nothing_else(tmp_path: Pa
     alone = Project(tmp_path, scripts / "0004_alone.py")
     assert [one.script_id for one in alone.scripts] == ["0004_alone"]
     assert third.secrets["one"] != alone.secrets["one"], "secrets are each rehearsal's own"
+
+
+def test_a_project_takes_along_scripts_that_a_reference_reads_and_applies_none(tmp_path: Path) -> None:
+    scripts = tmp_path / "migrations"
+    shutil.copytree(EXAMPLES, scripts)
+    orders = scripts / "0006_orders_of_users.py"
+    users = scripts / "0001_users_opaque_ids.py"
+    for path in (orders, users):
+        path.write_text(path.read_text().replace('capture="delta"', 'capture="delta", group="shop"'))
+    (tmp_path / "own").mkdir()
+    project = Project(tmp_path / "own", orders)
+    account = Account("http://127.0.0.1:1/devstoreaccount1")
+    project.write(account, account, window_rows=1, entities_per_second=1)
+    assert [script.script_id for script in project.scripts] == ["0006_orders_of_users"]
+    copied = {script.script_id: script for script in load_scripts(tmp_path / "own" / "migrations")}
+    assert {name: script.migration.group for name, script in copied.items()} == {
+        "0001_users_opaque_ids": "",
+        "0006_orders_of_users": "shop",
+    }
+    assert copied["0006_orders_of_users"].digest == project.declared.digest
 
 
 def test_commands_use_the_rehearsals_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
