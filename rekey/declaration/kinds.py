@@ -84,8 +84,11 @@ class RowKind:
         return {each.name: (each.edm, canonical_text(each.edm, each.value)) for each in constants}
 
     def may_have_made(self, target_row: Row) -> bool:
-        """Tell whether a main row can be of this kind, by its prefixes and constants."""
-        return all(target_row[key].startswith(prefix) for key, prefix in self.prefixes.items()) and all(
+        """Tell whether a main row can be of this kind, by the beginnings of its keys and its constants."""
+        return all(
+            target_row[key].startswith(prefix) and not _never_begins(self.keys[key], target_row[key])
+            for key, prefix in self.prefixes.items()
+        ) and all(
             target_row.get(name) is not None and canonical(target_row, name) == value
             for name, value in self.constants.items()
         )

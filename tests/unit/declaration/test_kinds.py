@@ -196,6 +196,15 @@ PROVED = {
         kind("a", rows.prop("A"), partition=keys.literal("E_") + keys.prop("RowKey")),
         kind("b", rows.every(), partition=keys.opaque("PartitionKey", domain="d", secret="s")),
     ),
+    "text that no opaque key begins with behind an opaque key": (
+        kind(
+            "a",
+            rows.prop("A"),
+            partition=keys.opaque("PartitionKey", domain="d", secret="s"),
+            properties=[props.rename("X", "Y")],
+        ),
+        kind("b", rows.every(), partition=keys.literal("E_") + keys.prop("RowKey")),
+    ),
     "constants that differ": APART_BY_CONSTANTS,
     "a constant that the other kind drops": (
         kind("a", rows.prop("A"), properties=[props.set("Kind", "a")]),
@@ -211,7 +220,7 @@ def test_a_kind_that_main_rows_prove_is_taken(kinds: tuple[RowKind, ...]) -> Non
         {"PartitionKey": partition, "RowKey": row, **more}
         for partition in ("p", "E_x")
         for row in ("A_1", "B_1", "C_1", "C_2x", "a", "x")
-        for more in ({}, {"A": 1}, {"X": 1, "Kind": "a"})
+        for more in ({}, {"A": 1}, {"X": 1, "Kind": "a"}, {"Y": 1})
     ]
     for row, target_rows in made.map_all(candidates, lambda *_: None):
         main = target_rows[0].row
