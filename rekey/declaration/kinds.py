@@ -196,10 +196,16 @@ def target_of(kinds: tuple[RowKind, ...]) -> Target:
             _check_pair(kind, earlier)
     return KindsTarget(
         first.table,
-        partition_key=ByKind(kinds, PARTITION_KEY),
-        row_key=ByKind(kinds, ROW_KEY),
+        partition_key=_key_of_all(kinds, PARTITION_KEY),
+        row_key=_key_of_all(kinds, ROW_KEY),
         kinds=kinds,
     )
+
+
+def _key_of_all(kinds: tuple[RowKind, ...], key: str) -> Expression:
+    """Return the expression of a key: that of all kinds where they agree, whatever tells the kinds apart."""
+    expressions = {kind.keys[key] for kind in kinds}
+    return expressions.pop() if len(expressions) == 1 else ByKind(kinds, key)
 
 
 def _check_pair(kind: RowKind, earlier: RowKind) -> None:

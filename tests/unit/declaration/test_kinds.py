@@ -160,6 +160,7 @@ APART_BY_CONSTANTS = (
     kind("a", rows.prop("A"), properties=[props.set("Kind", "a")]),
     kind("b", rows.every(), properties=[props.set("Kind", "b")]),
 )
+DIFFERENT = [props.set("Kind", "b")]
 FOLDING = (
     kind("a", rows.row_key(prefix="A"), row=keys.literal("A") + keys.lower("RowKey")),
     kind("b", rows.every(), row=keys.literal("B") + keys.prop("RowKey")),
@@ -374,6 +375,13 @@ def test_all_kinds_give_what_a_declaration_is_asked() -> None:
     assert mapper(USER, CLAIM).index_inputs_lost == ()
     lost = kind("a", rows.row_key(prefix="U_"), properties=[props.drop("Mail")], indexes=USER.indexes)
     assert mapper(lost, CLAIM).index_inputs_lost == ("Mail",)
+
+
+def test_a_key_that_all_kinds_make_alike_is_not_made_of_what_tells_them_apart() -> None:
+    first, second = APART_BY_CONSTANTS
+    target = migration(first, kind("b", second.when, row=keys.literal("B"), properties=DIFFERENT)).target
+    assert target.partition_key.inputs() == {"PartitionKey"}
+    assert target.row_key.inputs() == {"RowKey", "A"}
 
 
 def test_index_rows_follow_from_main_rows_of_each_kind() -> None:
