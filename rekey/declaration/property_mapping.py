@@ -72,6 +72,11 @@ class PropertyMapping:
         }
 
     @property
+    def _old_names(self) -> dict[str, str]:
+        """Source properties that the new row holds under another name only, by that name."""
+        return {new: old for old, new in self.renames.items()} | self.restored
+
+    @property
     def from_timestamp(self) -> frozenset[str]:
         """Properties of the new row that hold the source row's Timestamp."""
         return frozenset(to for to, source in self.copies.items() if source == TIMESTAMP)
@@ -147,7 +152,7 @@ class PropertyMapping:
         return row
 
     def _undo_properties(self, target: Row, row: Row, scope: Scope, needed: SetOf[str] | None = None) -> None:
-        old_names = {new: old for old, new in self.renames.items()} | self.restored
+        old_names = self._old_names
         for name in property_names(target):
             if name in old_names:
                 old = old_names[name]
@@ -177,6 +182,7 @@ class PropertyMapping:
             forward([source], [mapped])
         except RowRefused:
             mapped = {}  # an unmappable source row gave no target value
+        old_names = self._old_names
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
         new_names |= {old: to for to, old in self.restored.items()}
         for old in property_names(source):
@@ -188,6 +194,11 @@ class PropertyMapping:
                     row.pop(field, None)
                     if field in source:
                         row[field] = source[field]
+            # The source row has a property under its new name already, and none to rename.
+            other = old_names.get(old)
+            if same and not lost and self.carries(old) and other is not None and source.get(other) is None:
+                for field in _wire_fields(other):
+                    row.pop(field, None)
 
 
 def property_mapping_of(field: str, operations: Sequence[Operation], *, everything: bool) -> PropertyMapping:

@@ -338,3 +338,20 @@ def test_a_changed_target_row_reverses_or_refuses(row: Row, changed: Row, made_o
         assert refusal.code == "not-reversible"
         return
     assert canonical_content(made.map(returned)[0].row) == canonical_content(target)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [(props.rename("Mail", "Email"),), (props.copy("Mail", to="Email"), props.drop("Mail"))],
+    ids=["renamed", "copied and dropped"],
+)
+def test_a_row_that_has_a_property_under_its_new_name_already_goes_back(
+    operations: tuple[Operation, ...],
+) -> None:
+    made = mapper(*operations)
+    already = content_of(read(Email="a@x.example", Name="Ann"))
+    assert back(made, there(made, already), already) == already
+    changed = back(made, there(made, already, Name="Bob"), already)
+    assert changed == {**already, "Name": "Bob"}
+    old = content_of(read(Mail="a@x.example", Name="Ann"))
+    assert back(made, there(made, old, Name="Bob"), old) == {**old, "Name": "Bob"}
