@@ -169,7 +169,10 @@ class KeyIs(Condition, op="key"):
         return frozenset({self.prefix} if self == KeyIs(key, self.prefix) else ())
 
     def describe(self) -> str:
-        parts = [f"begins with {self.prefix}" if self.prefix else "", self.bounds.describe()]
+        # Whole keys may be personal data.
+        parts = [f"begins with {self.prefix}" if self.prefix else ""]
+        parts.append(f"is one of {len(self.bounds.one_of)} keys" if self.bounds.one_of else "")
+        parts.append("is in a range" if self.bounds.at_least or self.bounds.below else "")
         parts.append(f"matches {self.pattern}" if self.pattern else "")
         return f"{self.name} {' and '.join(filter(None, parts))}"
 

@@ -144,3 +144,5 @@ def test_conditions_have_canonical_data_and_words() -> None:
     assert condition.describe() == f"all of (RowKey begins with U_; {age}; none of (Gone is present))"
     assert condition.inputs() == {"RowKey", "Age", "Gone"}
     assert rows.every().describe() == "every row"
+    whole = rows.partition_key(one_of=["ann@x.example", "bob@x.example"], below="c")
+    assert whole.describe() == "PartitionKey is one of 2 keys and is in a range", "no whole key is told"
