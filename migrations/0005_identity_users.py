@@ -16,7 +16,7 @@ Things to notice:
   the new table. Here the keys begin with constant text: `E_` in PartitionKeys; `U_`, `C_`, `L_` and `R_` in
   RowKeys, for `keys.keep()` too, because `when` names that text. `rekey plan` refuses a script in which rows
   of two kinds could be taken for each other.
-* `keys.opaque(…, domain="user", secret="identity")` is the same id wherever the same text goes in: in the
+* `keys.opaque(…, domain="user", secret="users")` is the same id wherever the same text goes in: in the
   PartitionKey of all rows of a user, and in the RowKey of the row that leads to it.
 * Rows of one user are in one partition before and after: what the application writes in one transaction stays
   one.
@@ -27,8 +27,8 @@ from rekey import Migration, RowKind, Target, keys, props, rows
 __depends__ = set()
 
 TABLE = "AspNetUsersV2"
-USER = keys.opaque("PartitionKey", domain="user", secret="identity")
-EMAIL = keys.opaque("PartitionKey", domain="email", secret="identity")
+USER = keys.opaque("PartitionKey", domain="user", secret="users")
+EMAIL = keys.opaque("PartitionKey", domain="email", secret="users")
 OLD_USER = props.copy("PartitionKey", to="UserName")
 
 
@@ -50,7 +50,7 @@ migration = Migration(
             target=Target(
                 TABLE,
                 partition_key=keys.literal("E_") + EMAIL,
-                row_key=keys.literal("U_") + keys.opaque("RowKey", domain="user", secret="identity"),
+                row_key=keys.literal("U_") + keys.opaque("RowKey", domain="user", secret="users"),
                 properties=[props.copy("PartitionKey", to="Email"), props.copy("RowKey", to="UserName")],
             ),
         ),
@@ -60,7 +60,7 @@ migration = Migration(
             target=Target(
                 TABLE,
                 partition_key=USER,
-                row_key=keys.literal("U_") + keys.opaque("RowKey", domain="user", secret="identity"),
+                row_key=keys.literal("U_") + keys.opaque("RowKey", domain="user", secret="users"),
                 properties=[OLD_USER, props.copy("RowKey", to="OldRowKey")],
             ),
         ),
@@ -71,7 +71,7 @@ migration = Migration(
             target=Target(
                 TABLE,
                 partition_key=USER,
-                row_key=keys.literal("L_") + keys.opaque("RowKey", domain="login", secret="identity"),
+                row_key=keys.literal("L_") + keys.opaque("RowKey", domain="login", secret="users"),
                 properties=[OLD_USER, props.copy("RowKey", to="OldRowKey")],
             ),
         ),

@@ -80,12 +80,36 @@ def registrations(count: int, *, seed: int = 0, races: int = 4) -> Iterator[Row]
         }
 
 
+def identities(count: int, *, seed: int = 0) -> Iterator[Row]:
+    """Yield rows of the table `AspNetUsers`: of each user the own row, a claim, a login, a role and the row
+    of the e-mail address."""
+    for number in range(count):
+        lot = _lot(seed, number // 5)
+        name = f"{_name(lot)}{number // 5}@mail.example"
+        user = f"U_{name}"
+        keys = [(user, user), (user, "C_admin"), (user, f"L_google:{number // 5}"), (user, "R_reader")]
+        partition, row = [*keys, (f"E_{name}", user)][number % 5]
+        yield {PARTITION_KEY: partition, ROW_KEY: row, "Level": lot.randrange(9), **_datetime("Since", lot)}
+
+
+def orders(count: int, *, seed: int = 0, tenants: int = 20) -> Iterator[Row]:
+    """Yield rows of the table `Orders`: a tenant in the PartitionKey; most name a user by e-mail address."""
+    for number in range(count):
+        lot = _lot(seed, number)
+        mail = {"UserEmail": f"{_name(lot)}@mail.example"} if lot.random() < 0.9 else {}
+        tenant = f"tenant-{lot.randrange(tenants):03d}"
+        key = {PARTITION_KEY: tenant, ROW_KEY: str(uuid.UUID(int=lot.getrandbits(128), version=4))}
+        yield {**key, "Total": lot.randrange(1_000), **mail}
+
+
 Generator = Callable[..., Iterator[Row]]
 GENERATORS: dict[str, Generator] = {
     "Users": users,
     "Posts": posts,
     "Telemetry": telemetry,
     "Registrations": registrations,
+    "AspNetUsers": identities,
+    "Orders": orders,
 }
 """Generators by the source table of the worked example they suit."""
 

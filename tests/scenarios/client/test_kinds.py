@@ -24,12 +24,7 @@ from tests.worlds.projects import Project, project_of
 from tests.worlds.small import SECRET, TICKETS, ticket
 
 ROOT = Path(__file__).parents[3]
-IDENTITY = (
-    (ROOT / "migrations/0005_identity_users.py")
-    .read_text()
-    .replace('"dual-write"', '"delta"')
-    .replace('secret="identity"', 'secret="users"')
-)
+IDENTITY = (ROOT / "migrations/0005_identity_users.py").read_text().replace('"dual-write"', '"delta"')
 
 
 def places(memory: MemoryTableService, table: str) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ DIGESTS = {
     "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
     "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
-    "0005_identity_users": "6d1c6e13b5c39150e3e61b074e789a6b9dffc4e663e99d7811eec81e3c2b30e3",
+    "0005_identity_users": "0f10489aee667d608bb37d487f70f0a56c632cd51a1ed83c22b6f5c85a895766",
     "0006_orders_of_users": "633273ca176178dbcebbbbc16d067afa141411aeddb3dd395c4f500d8f59417d",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
