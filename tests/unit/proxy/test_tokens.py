@@ -380,6 +380,7 @@ def test_a_key_of_another_kind_is_left_out(key: Any) -> None:
 @pytest.mark.parametrize(
     "document",
     [b"", b"[]", b"{}", b'{"keys":{}}', b'{"keys":[]}', key_set(*[jwk_of("first", KEY)] * 101), b"<html>"],
+    ids=["nothing", "a list", "no keys", "keys as an object", "an empty list", "too many", "a page"],
 )
 def test_what_is_no_set_of_keys_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError):
