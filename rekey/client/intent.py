@@ -237,7 +237,7 @@ class CrossView(Flow):
             draft.pending.keep_intent = True
             try:
                 done = await self.authority.replicas.propagate(draft.old_key)
-            except RekeyError:
+            except BaseException:  # also when it is cut off at the deadline
                 draft.pending.ambiguous = True
                 raise
             self.client.counters.propagated += 1

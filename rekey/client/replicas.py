@@ -9,7 +9,7 @@ from functools import partial
 from rekey.client.flow import Flow
 from rekey.client.parts import WIDTH, refused_by
 from rekey.client.steps import Decided, Followed, Request, State
-from rekey.errors import CredentialRefused, ServiceError
+from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.mapping.rows import targets_of
 from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
@@ -41,7 +41,7 @@ async def _follow(flow: Flow, number: int, takes_over: bool) -> None:
         # Another client may have claimed the deleted row's key and created it after the owner was read.
         try:
             owner = await _owner_now(flow, decided)
-        except ServiceError as error:
+        except RekeyError as error:
             flow.followed[number] = unsettled(flow, decided, error)
             return
         if owner is None:  # a row without an owner has no replicas
@@ -83,7 +83,7 @@ async def _release(
     forward = None if decided is None else decided.during.forward
     try:
         await flow.authority.release(request, forward, moved)
-    except ServiceError:
+    except RekeyError:
         flow.client.counters.replica_failures += 1  # the reservation expires
 
 
@@ -126,6 +126,10 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
         except ServiceError as error:
             pending.ambiguous = pending.ambiguous or may_take_effect(error)
             raise
+        # Noted at once: the error of a request beside this one may end the step. An unknown outcome does not
+        # hold up the others: propagate writes what is missing now, and the intent stays until the request is
+        # over.
+        pending.ambiguous = pending.ambiguous or outcome is Outcome.UNKNOWN
         for (place, _), etag in zip(group, etags, strict=True):
             if place == write.place:
                 pending.view_etag = etag
@@ -141,9 +145,6 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
     if 0 in flow.authority.mapper.shared and co_located and _may_be_of_former_owner(decided, writes, seen):
         return None
     outcomes = await side_by_side(write_group(group) for group in groups)
-    # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
-    # stays until the request is over.
-    pending.ambiguous = pending.ambiguous or Outcome.UNKNOWN in outcomes
     if not all(outcomes):
         return None
     return Followed(decided, State.WRITTEN, reread or bool(unread))

@@ -371,7 +371,7 @@ class TargetAuthority(Authority):
         owner first, which removes its source row."""
         if await self.table.get(target.key) is not None:
             return True
-        await self.reverse.propagate(source_key)
+        await self.reverse.propagate(source_key, announced=False)
         return False
 
 

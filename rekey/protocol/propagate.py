@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
+from rekey.errors import Ambiguous, Collision, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
@@ -31,6 +31,9 @@ from rekey.tables.sent import Overhead, overhead
 
 # Rounds after which a row that keeps changing is given up for now; nothing is lost by that.
 MAX_ROUNDS = 100
+# How many propagates of other keys may be nested: each waits for the next one. A longer chain is worked off
+# from its end.
+_MAX_NESTED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,14 @@ class Tally:
         self.ambiguous = False
         # Main target keys that a propagated key lists and has no row under: whose are they now?
         self.given_up: set[EntityKey] = set()
-        self._source_key, self._announce, self._announce_others = source_key, announce, announce_others
+        self._announce, self._announce_others = announce, announce_others
+        self.source_key = source_key
+        self.nested = 0
         self._announced: dict[EntityKey, Announced] = {}
 
     async def begin(self, source_key: EntityKey) -> None:
         """Announce a key before its first write, unless the caller has."""
-        announce = self._announce if source_key == self._source_key else self._announce_others
+        announce = self._announce if source_key == self.source_key else self._announce_others
         if announce is not None and source_key not in self._announced:
             self._announced[source_key] = await announce(source_key)
 
@@ -101,6 +106,14 @@ class Tally:
             await announced.end()
         counts = self.counts
         return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.ambiguous)
+
+
+class _TooDeeplyNested(Exception):
+    """A key is to be propagated first, with no other propagate waiting on the stack."""
+
+    def __init__(self, source_key: EntityKey, blocked_keys: Sequence[TargetKey]) -> None:
+        super().__init__()
+        self.source_key, self.blocked_keys = source_key, blocked_keys
 
 
 def needs_another_round(writes: Sequence[Operation]) -> bool:
@@ -131,35 +144,50 @@ class Propagator:
     # Whether a key without a forward row is propagated, which gives it its mapping rows.
     lists_keys: ClassVar[bool] = True
 
-    def tally(self, source_key: EntityKey) -> Tally:
-        return Tally(source_key, self.announce, self.announce_others or self.announce)
+    def tally(self, source_key: EntityKey, *, announced: bool = True) -> Tally:
+        others = self.announce_others or self.announce
+        return Tally(source_key, self.announce if announced else others, others)
 
-    async def propagate(self, source_key: EntityKey) -> Propagated:
-        """Make all replicas of `source_key` equal what the authority says now.
+    async def propagate(self, source_key: EntityKey, *, announced: bool = True) -> Propagated:
+        """Make all replicas of `source_key` equal what the authority says now. `announced`: if there is no
+        `announce`, whether the caller has announced this key itself.
 
         Raises:
             Collision: a target key it maps to belongs to another source row.
             RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
-            Ambiguous: a write failed while the outcome of another one is unknown.
+            Ambiguous: as one of the above, or as `ServiceError`, while the outcome of a write is unknown.
         """
-        with overhead(Overhead.CHANGES):
-            tally = self.tally(source_key)
-            await self._propagate(source_key, tally)
-            # A key that was given up may have passed to another source row, which may have found an index row
-            # equal to its own and left it alone, before a delete here removed it. That row may give up more.
-            deletes = {source_key: tally.counts[Verb.DELETE]}
-            while tally.given_up:
-                former = min(tally.given_up)
-                tally.given_up.remove(former)
-                owner = await self._holder_of(former)
-                if owner is None or deletes.get(owner) == tally.counts[Verb.DELETE]:
-                    continue
-                # A new owner that cannot be propagated is reported where it is written or verified.
-                with suppress(RowRefused, Collision):
-                    await self._propagate(owner, tally)
-                deletes[owner] = tally.counts[Verb.DELETE]
-            return await tally.result()
+        tally = self.tally(source_key, announced=announced)
+        try:
+            with overhead(Overhead.CHANGES):
+                await self._propagate_all(source_key, tally)
+        except RekeyError as error:
+            if not tally.ambiguous:
+                raise
+            # Even if this request certainly changed nothing, the outcome of an earlier one is unknown, and
+            # the caller must know.
+            code = error.code if isinstance(error, ServiceError) else ""
+            raise Ambiguous("the outcome of a write to a replica is unknown", code=code) from error
+        return await tally.result()
+
+    async def _propagate_all(self, source_key: EntityKey, tally: Tally) -> None:
+        """Propagate a source key, and the rows that its former target keys have passed to."""
+        await self._propagate(source_key, tally)
+        # A key that was given up may have passed to another source row, which may have found an index row
+        # equal to its own and left it alone, before a delete removed it: here, or in an earlier propagate
+        # that was cut off. That row gives up more where something was deleted for it, too.
+        deletes = {source_key: tally.counts[Verb.DELETE]}
+        while tally.given_up:
+            former = min(tally.given_up)
+            tally.given_up.remove(former)
+            owner = await self._holder_of(former)
+            if owner is None or deletes.get(owner) == tally.counts[Verb.DELETE]:
+                continue
+            # A new owner that cannot be propagated is reported where it is written or verified.
+            with suppress(RowRefused, Collision):
+                await self._propagate(owner, tally)
+            deletes[owner] = tally.counts[Verb.DELETE]
 
     async def propagate_moved(self, row: Row) -> Propagated:
         """Propagate a source row that may have been copied under an older target key: its forward row lists
@@ -170,8 +198,34 @@ class Propagator:
             return Propagated()
         return await self.propagate(source_key)
 
-    async def _propagate(
+    async def _propagate(self, source_key: EntityKey, tally: Tally) -> None:
+        """Propagate one source key, and before it what its keys wait for."""
+        waiting: list[tuple[EntityKey, Sequence[TargetKey]]] = [(source_key, ())]
+        while waiting:
+            tally.nested = 0
+            try:
+                await self._propagate_key(waiting[-1][0], tally, waiting[-1][1])
+            except _TooDeeplyNested as deeper:
+                if len(waiting) > MAX_ROUNDS:
+                    raise self.too_busy(source_key) from None
+                waiting.append((deeper.source_key, deeper.blocked_keys))
+            else:
+                waiting.pop()
+
+    async def _propagate_other(
         self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
+    ) -> None:
+        """Propagate a key that another one waits for. Arguments as of `_propagate_key`."""
+        if tally.nested >= _MAX_NESTED:
+            raise _TooDeeplyNested(source_key, blocked_keys)
+        tally.nested += 1
+        try:
+            await self._propagate_key(source_key, tally, blocked_keys)
+        finally:
+            tally.nested -= 1
+
+    async def _propagate_key(
+        self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey]
     ) -> None:
         """Propagate one source key, and those that its keys are passing on to.
 
@@ -180,6 +234,7 @@ class Propagator:
             blocked_keys: secondary keys that other rows wait for, the newest last: only the transaction of
                 its partition is sent, and only on the condition of a main row that was read.
         """
+        deletes = tally.counts[Verb.DELETE]
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
@@ -216,10 +271,12 @@ class Propagator:
             elif writes:
                 await tally.begin(source_key)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
-                now = set() if main is None else {key_of(main)}
-                tally.given_up |= {
-                    target.key for target in listed - expected.keys() if target.table == 0
-                } - now
+                # What an earlier propagate deleted for another key, that key's own announcement leads to.
+                if source_key == tally.source_key or tally.counts[Verb.DELETE] > deletes:
+                    now = set() if main is None else {key_of(main)}
+                    tally.given_up |= {
+                        target.key for target in listed - expected.keys() if target.table == 0
+                    } - now
                 return
         raise self.too_busy(source_key)
 
@@ -269,14 +326,8 @@ class Propagator:
             return bool(outcome)
 
         groups = transactions(writes, self.mapper.co_located)
-        try:
-            with while_also(tally.check):
-                return all(await in_turns([partial(apply, group) for group in groups], self.width))
-        except ServiceError as error:
-            if not tally.ambiguous:
-                raise
-            # Even if this write certainly failed, another one's outcome is unknown, and the caller must know.
-            raise Ambiguous("the outcome of a write to a replica is unknown", code=error.code) from error
+        with while_also(tally.check):
+            return all(await in_turns([partial(apply, group) for group in groups], self.width))
 
     def too_busy(self, source_key: EntityKey) -> Unavailable:
         return Unavailable(
@@ -396,7 +447,7 @@ class Propagator:
                 passes_on = target.table in self.mapper.co_located and target not in blocked_keys
                 if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
                     # Its main row may be unchanged: both change together, before the key passes on.
-                    await self._propagate(owner, tally, [*blocked_keys, target])
+                    await self._propagate_other(owner, tally, [*blocked_keys, target])
             else:
                 mine = await self._is_unowned(target, owners.get(pointer_of(row)))
             if not mine:
@@ -428,7 +479,7 @@ class Propagator:
         next_owner = await self.next_owner(claim, target)
         if next_owner is not None:
             with suppress(RowRefused, Collision):  # reported where that row is written or verified
-                await self._propagate(next_owner, tally)
+                await self._propagate_other(next_owner, tally)
                 return next_owner
         return None
 

@@ -23,9 +23,9 @@ class ReversePropagator(Propagator):
         self.forward = forward
         self.ignoring = dict(enumerate(forward.mapper.timestamp_copies))
 
-    def tally(self, source_key: EntityKey) -> Tally:
+    def tally(self, source_key: EntityKey, *, announced: bool = True) -> Tally:
         """Return the forward propagator's tally: its `announce` is set later, when a session has begun."""
-        return self.forward.tally(source_key)
+        return self.forward.tally(source_key, announced=announced)
 
     async def settle(self, authority: Side, side: Side, key: EntityKey) -> Propagated:
         """Make the replicas of a key equal what the authority, source or main target, says now.
@@ -134,7 +134,7 @@ class ReversePropagator(Propagator):
             if owner is not None and owner != source_key:
                 # Its source row is removed before its key passes on: afterwards nothing would lead to that
                 # row.
-                await self._propagate(owner, tally)
+                await self._propagate_other(owner, tally)
         with suppress(Collision):  # the row is the former owner's again: the next round sees it
             await super()._claim(source_key, forward, targets, tally)
 

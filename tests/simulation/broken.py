@@ -31,9 +31,9 @@ class AuthorityFirst(Propagator):
     _key: EntityKey
     _early: list[Row | None]
 
-    async def propagate(self, source_key: EntityKey) -> Any:
+    async def propagate(self, source_key: EntityKey, **more: Any) -> Any:
         self._key, self._early = source_key, []
-        return await super().propagate(source_key)
+        return await super().propagate(source_key, **more)
 
     async def _read_replicas(
         self, source_key: EntityKey, listed: frozenset[TargetKey]
@@ -50,9 +50,9 @@ class WriteFirst(Propagator):
 
     _first: bool
 
-    async def propagate(self, source_key: EntityKey) -> Any:
+    async def propagate(self, source_key: EntityKey, **more: Any) -> Any:
         self._first = True
-        return await super().propagate(source_key)
+        return await super().propagate(source_key, **more)
 
     async def _unlisted(self, *given: Any) -> set[TargetKey]:
         first, self._first = self._first, False

@@ -22,15 +22,16 @@ from rekey.client.parts import ClientParts
 from rekey.client.reservations import Reservations
 from rekey.client.route import Writer
 from rekey.client.source_authority import SourceAuthority
-from rekey.client.steps import Decided, Draft, During, Prepared, State, targets_of
+from rekey.client.steps import Decided, Draft, During, Followed, Prepared, State, targets_of
 from rekey.client.target_authority import TargetAuthority
+from rekey.errors import Ambiguous
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol import effects, propagate
 from rekey.protocol.journal import Journal
-from rekey.protocol.operations import FULL, as_sent
+from rekey.protocol.operations import FULL, as_sent, may_take_effect
 from rekey.protocol.propagate import Propagated, Propagator
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Route, Side, View
@@ -65,6 +66,27 @@ class ForgetsOpenWrites(Writer):
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
+
+
+@contextmanager
+def the_last_error_tells_what_is_open() -> Iterator[None]:
+    """Take the error that ended the replicas for the outcome of all their requests."""
+
+    async def propagate(self: Propagator, source_key: EntityKey, **more: Any) -> Propagated:
+        try:
+            return await _propagate(self, source_key, **more)
+        except Ambiguous as error:
+            raise error.__cause__ or error from None
+
+    def unsettled(_flow: Flow, decided: Decided, error: Exception) -> Followed:
+        decided.pending.ambiguous = may_take_effect(error)
+        return Followed(decided, State.UNSETTLED)
+
+    with (
+        mock.patch.object(Propagator, "propagate", propagate),
+        mock.patch.object(replicas, "unsettled", unsettled),
+    ):
+        yield
 
 
 def main_rows_alone_after_complete() -> Any:
@@ -125,8 +147,8 @@ def no_last_look() -> Any:
 def new_owners_unseen() -> Iterator[None]:
     """Do not look, after a delete, whether the main key has passed to another row meanwhile."""
 
-    async def propagate(self: Propagator, source_key: EntityKey) -> Propagated:
-        tally = self.tally(source_key)
+    async def propagate(self: Propagator, source_key: EntityKey, *, announced: bool = True) -> Propagated:
+        tally = self.tally(source_key, announced=announced)
         await self._propagate(source_key, tally)
         return await tally.result()
 
@@ -180,7 +202,7 @@ def stale_list() -> Iterator[None]:
     """Look for the row of an old key where the mapping listed it before the replicas were read."""
     listed: ContextVar[Forward | None] = ContextVar("listed", default=None)
 
-    async def propagate(self: ReversePropagator, source_key: EntityKey) -> Propagated:
+    async def propagate(self: ReversePropagator, source_key: EntityKey, **_more: Any) -> Propagated:
         listed.set(await self.mapping.forward(source_key))
         return await _propagate_back(self, source_key)
 
@@ -380,6 +402,7 @@ _apply_for_etags = effects.apply_for_etags
 _claim_to_take = Reservations._claim_to_take
 _reserve = Reservations.reserve
 _take = MappingStore.take
+_propagate = Propagator.propagate
 _propagate_back = ReversePropagator.propagate
 _wait_for_clients = clients.wait_for_clients
 _while_writing = Authority.while_writing

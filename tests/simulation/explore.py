@@ -40,7 +40,7 @@ from typing import Any
 
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.scenario import Budget, Scenario, Searched, TooMany
-from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy
+from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy, unreachable
 from tests.simulation.touched import Touched
 
 MAX_STATES = 100_000
@@ -448,7 +448,7 @@ class _Run:
     def _answer(self, kind: str, one: Held) -> None:
         if kind == "fail":
             self._failures -= 1
-            self.scheduler.refuse(one, busy())
+            self.scheduler.refuse(one, unreachable() if self._budget.unreachable else busy())
         elif kind == "release":
             self.scheduler.release(one)
         else:
@@ -491,7 +491,7 @@ _WORDS = {
     "lose": ", the answer is lost",
     "drop": ", the request is lost",
     "break": ", the connection breaks on the way",
-    "fail": ", the service is busy",
+    "fail": ", it fails and changes nothing",
     "kill": " is killed",
     "kill late": " is killed, its requests are on their way",
     "never": "what is under way never lands",

@@ -118,6 +118,8 @@ class Budget:
     lost_answers: int = 0
     failures: int = 0
     """Calls, reads as well, that the service refuses as too busy."""
+    unreachable: bool = False
+    """Whether a failing call finds no connection instead: an error that is known to have changed nothing."""
     preemptions: int | None = None
     all_orders: bool = False
     """Whether orders that are taken for equal are followed all the same: to show that they are."""

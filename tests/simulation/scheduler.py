@@ -24,7 +24,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.errors import Ambiguous, ServiceError, Unavailable
+from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.rules import check_key_part
@@ -418,3 +418,8 @@ def _lost() -> Ambiguous:
 def busy() -> Unavailable:
     """Return the error of a service that was too busy and did nothing."""
     return Unavailable("the service is busy (ServerBusy)", code="ServerBusy", status=503)
+
+
+def unreachable() -> EndpointDown:
+    """Return the error of a request that found no connection: it was not sent."""
+    return EndpointDown("no connection to the account", code="ConnectionRefused")

@@ -34,6 +34,9 @@ FAULTS = {
     "a crash, late requests": Budget(crashes=1, late_requests=True),
     "an open outcome": Budget(lost_answers=1, late_requests=True),
     "a busy service": Budget(failures=1),
+    "an open outcome, then no connection": Budget(
+        lost_answers=1, late_requests=True, failures=1, unreachable=True, preemptions=0
+    ),
 }
 BOUND = 4
 """Preemptions of the searches that are too large to be complete."""
@@ -52,6 +55,7 @@ ONE_CLIENT = [
     "users, dual_write: new merge",
     "users, cutover: old upsert",
     "posts, dual_write: old move",
+    "posts, dual_write: old move, then delete",
     "posts, cutover: new move",
     "lowered, dual_write: old batch of delete and insert",
     "lowered, cutover: old batch of delete and insert",
@@ -88,9 +92,18 @@ LARGE = (
     ("races, dual_write: old move", "an open outcome"),
     ("races, dual_write: new move", "an open outcome"),
     ("posts, dual_write: old move", "a crash, late requests"),
+    *(("posts, dual_write: old move, then delete", faults) for faults in FAULTS),
+    *(
+        (name, "an open outcome, then no connection")
+        for name in ONE_CLIENT
+        if not name.startswith("users")
+        and name not in ("posts, cutover: new move", "races, cutover: new delete")
+    ),
     ("lowered, cutover: old batch of delete and insert", "a busy service"),
     ("benches, cutover: old batch that keeps the seat", "an open outcome"),
     ("benches, cutover: old batch that keeps the seat", "a busy service"),
+    ("benches, dual_write: old batch that keeps the seat", "an open outcome"),
+    ("benches, dual_write: old batch that keeps the seat", "a busy service"),
     *(
         (f"{kind}, {phase}: old batch of delete and insert", faults)
         for kind in ("handles", "benches")

@@ -161,6 +161,14 @@ def test_an_open_outcome_leaves_the_intent() -> None:
     lost(dual("users, dual_write: old replace", budget, parts), OLDER)
 
 
+def test_an_error_tells_nothing_of_the_requests_beside_it() -> None:
+    """An insert may land late, and the delete beside it finds no connection."""
+    budget = replace(OPEN, failures=1, unreachable=True, preemptions=0)
+    with dual_broken.the_last_error_tells_what_is_open():
+        found = dual("posts, dual_write: old move, then delete", budget)
+    lost(found, "PostsV2 holds 1 rows that no source row gives")
+
+
 @pytest.mark.parametrize(
     ("rule", "name", "what"),
     [

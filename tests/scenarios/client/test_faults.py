@@ -306,6 +306,40 @@ async def test_an_unknown_outcome_of_a_replica_keeps_the_intent(memory: MemoryTa
     assert memory.dump("UsersV2") == []
 
 
+async def test_an_unknown_outcome_beside_a_write_that_was_not_sent_keeps_the_intent(
+    memory: MemoryTableService,
+) -> None:
+    """A row moves: the insert under its new key may land late, and the delete under the old one finds no
+    connection. The retry a second later does not take that error for the whole truth."""
+    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01")])
+    late, pauses = list[Row](), iter([1.0])
+
+    async def catch(call: Call) -> None:
+        if call.action == "insert" and call.table == "PostsV2" and not late:
+            late.append(call.operations[0].row)
+
+    async def retries_once(_seconds: float) -> None:
+        if next(pauses, None) is None:
+            await sleep_forever(0.0)
+
+    memory.gate = catch
+    memory.faults = PlannedFaults(
+        Planned(Fault(FaultKind.LOST_REQUEST), action="insert", table="PostsV2"),
+        Planned(Fault(FaultKind.NOT_SENT), action="delete", table="PostsV2"),
+    )
+    writer = world.writer(sleep=retries_once)
+    await writer.write([replace(post("hello", "2024-02"))])
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert world.counters.propagated, "it was retried"
+    await world.writer(client="c2", sleep=sleep_forever).write([delete(EntityKey("blog", "hello"))])
+    assert "c1" in {row["Client"] for row in memory.dump(world.journal.table.name)}
+    await world.targets[0].insert(late[0])
+    await world.sweep()
+    await world.assert_quiet()
+    assert memory.dump("PostsV2") == []
+
+
 # --- the authority ------------------------------------------------------------------------------------------
 
 
@@ -404,6 +438,21 @@ async def test_an_error_after_sending_never_says_nothing_written(memory: MemoryT
     assert etag == world.etag("Users", ANN)
     await writer.settle()
     await world.assert_quiet()
+
+
+async def test_an_owner_that_cannot_be_unsealed_fails_no_write_that_is_done(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.move(ControlPhase.CUTOVER)
+    await world.targets[0].insert(user("unowned"))
+    writer = world.writer(View.NEW, sleep=sleep_forever)
+    unreadable = mock.AsyncMock(side_effect=SealedUnreadable("rekeymap", "a row", "it was altered"))
+    with mock.patch("rekey.client.replicas._owner_now", unreadable):
+        await writer.write([delete(EntityKey("eu", "unowned"))])
+    assert memory.dump("UsersV2") == []
+    assert unreadable.await_count
+    assert world.intents == 1, "somebody else settles it"
 
 
 @pytest.mark.parametrize("kind", KINDS)

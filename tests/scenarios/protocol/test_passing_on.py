@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from rekey import keys
+from rekey import Migration, keys
 from rekey.mapping.rows import JOURNAL_TABLE, Reservation, TargetKey
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import View
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService, instant_gate
-from tests.worlds.dual_write import memory_world
+from tests.worlds.dual_write import insert, memory_world
 from tests.worlds.small import BENCHES, HANDLES, LOWERED, World, user
 
 ANN, UPPER = EntityKey("eu", "ann@example.com"), EntityKey("eu", "Ann@example.com")
@@ -151,4 +154,71 @@ async def test_a_secondary_row_that_both_want_is_never_missing(
         await world.propagator.propagate(BOB)
     memory.gate = instant_gate
     assert [key_of(row) for row in memory.dump("Guests")] == [DEE]
+    world.assert_in_step()
+
+
+async def test_a_client_announces_the_former_owner_of_a_key_that_it_claims(
+    memory: MemoryTableService,
+) -> None:
+    """Its target row is gone and its source row is not: whoever deleted it was killed."""
+    world = await memory_world(LOWERED, memory).prepare([user(UPPER.row)])
+    world.permits.move(ControlPhase.CUTOVER)
+    await world.targets[0].delete(ANN)
+    announced = list[set[str]]()
+
+    async def look(call: Call) -> None:
+        if call.action == "delete" and call.table == "Users":
+            announced.append({row["KeyRow"] for row in memory.dump(JOURNAL_TABLE)})
+
+    memory.gate = before_each(memory, look)
+    await world.writer(View.NEW).write([insert({**user(ANN.row), "OldRowKey": ANN.row})])
+    memory.gate = instant_gate
+    [names] = announced
+    assert UPPER.row in names
+    assert [key_of(row) for row in memory.dump("Users")] == [ANN]
+    await world.assert_quiet()
+
+
+async def shifted(memory: MemoryTableService, migration: Migration, number: int) -> World:
+    """Copied guests, of whom each has what the next one had, in the source."""
+    names = [EntityKey("p", f"{place:04}") for place in range(number)]
+    world = await World(memory, migration).prepare(
+        [guest(key, str(place), str(place)) for place, key in enumerate(names)]
+    )
+    for key in names:
+        await world.propagator.propagate(key)
+    for place, key in enumerate(names, start=1):
+        row = guest(key, str(place if migration is HANDLES else place - 1), str(place))
+        await world.source.replace(row, etag="*")
+    return world
+
+
+async def test_a_row_without_changes_does_not_lead_to_all_later_owners() -> None:
+    """What was left to do for them, their own announcements lead to."""
+    calls = []
+    for number in (4, 12):
+        memory = MemoryTableService()
+        world = await shifted(memory, HANDLES, number)
+        for place in reversed(range(number)):
+            await world.propagator.propagate(EntityKey("p", f"{place:04}"))
+        world.assert_in_step()
+        seen = list[Call]()
+
+        async def count(call: Call, seen: list[Call] = seen) -> None:
+            seen.append(call)
+
+        memory.gate = count
+        await world.propagator.propagate(EntityKey("p", f"{number - 1:04}"))
+        calls.append(len(seen))
+    assert calls[0] == calls[1]
+
+
+async def test_a_chain_of_waiting_rows_may_be_longer_than_the_stack(memory: MemoryTableService) -> None:
+    world = await shifted(memory, BENCHES, 160)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 300)
+    try:
+        await world.propagator.propagate(EntityKey("p", "0000"))
+    finally:
+        sys.setrecursionlimit(before)
     world.assert_in_step()

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 
 from rekey import Index, keys
-from rekey.errors import Collision, RowRefused
+from rekey.errors import Ambiguous, Collision, CredentialRefused, EndpointDown, RekeyError, RowRefused
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.reverse import ReversePropagator
-from tests.fakes.faults import Call
+from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
@@ -96,6 +96,28 @@ async def test_after_cutover_a_key_passes_on_behind_its_former_owners_source_row
     assert written.index("delete Users") < written.index("replace rekeymap")
     assert [key_of(row) for row in memory.dump("Users")] == [ANN]
     assert (await world.mapping.owner(ANN)).source == ANN
+
+
+@pytest.mark.parametrize("error", [EndpointDown, CredentialRefused, RowRefused])
+async def test_an_error_after_a_write_with_an_unknown_outcome_tells_that(
+    memory: MemoryTableService, error: type[RekeyError]
+) -> None:
+    """Each of these alone means that nothing can take effect any more."""
+    world = await World(memory, USERS).prepare([user(ANN.row)])
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), action="insert", table="UsersV2"))
+    written = list[Call]()
+
+    async def gate(call: Call) -> None:
+        if written and call.table == "Users":
+            if error is RowRefused:
+                raise RowRefused("no-value", "Name", "it is missing", cure="give it one")
+            raise error("no answer", code="Code")
+        written.extend([call] if call.table == "UsersV2" and call.writes else [])
+
+    memory.gate = gate
+    with pytest.raises(Ambiguous):
+        await world.propagator.propagate(ANN)
+    assert written
 
 
 def _before(number: int, act: Callable[[], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
