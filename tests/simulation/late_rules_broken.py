@@ -21,7 +21,7 @@ from rekey.model import EntityKey
 from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder
 from rekey.protocol.sweeper import Company
-from rekey.runner import session
+from rekey.runner import remaining, session
 from rekey.runner.clients import RUNNER
 from rekey.runner.phases import cutover
 from rekey.state.models import Verification
@@ -81,22 +81,27 @@ def repeated_by_connections() -> Any:
 
 def given_up_is_over() -> Any:
     """Settle the intents of a client that was given up once, and forget them: as if nothing of it could be
-    sent any more."""
+    sent any more. A rollback finds a deleted row in its sample of the target: that is off as well."""
 
     async def not_heard_of(*_: object) -> None:
         return
 
+    async def none(*_: object) -> list[object]:
+        return []
+
     stack = _everywhere("rekey.runner.clients", "heard_of_until", not_heard_of)
+    stack.enter_context(mock.patch.object(remaining, "_without_source", none))
     stack.enter_context(mock.patch.object(Company, "keeps", lambda *_: False))
     return stack
 
 
 def by_the_machines_clock() -> Any:
-    """Tell what came first, a verification or a way back, by the clock of the machine that did it."""
+    """Tell what came first, a verification or a rollback, by the clock of the machine that did it. A rollback
+    also ends the force of verifications in the control row: that is off as well."""
 
     def by_time(last: Verification | None, *given: Any, **more: Any) -> str:
         timed = None if last is None else replace(last, number=ticks_of(last.started_at))
-        return problem(timed, *given, **more)
+        return problem(timed, *given, **{**more, "control": None})
 
     problem = facts.verification_problem
     stack = _everywhere("rekey.status.facts", "verification_problem", by_time)

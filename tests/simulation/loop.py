@@ -111,6 +111,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass; timers fire in order, each before the next is looked at."""
+        self.drain()  # what was started a moment ago begins now, not with the next timer
         until = self.now + seconds
         while self._timers and self._timers[0][0] <= until:
             self.now, _, timer = heapq.heappop(self._timers)

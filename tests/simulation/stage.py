@@ -147,6 +147,11 @@ class Stage(Life):
         self.pass_(3)
         return client
 
+    def close(self, client: Client) -> None:
+        """Let a client end in order."""
+        self.storm.start(client.process, client.core.close())
+        self.pass_(3)
+
     def as_target(self, row: Row) -> Row:
         """Return a source row as the new view shows it."""
         return self.mapper.map(row)[0].row
@@ -256,7 +261,10 @@ class Stage(Life):
     # --- judging -------------------------------------------------------------------------------------------
 
     def judge(self, when: str = "at the end") -> None:
-        """Let everything that is under way end, settle what is announced, and judge."""
+        """Let everything that is under way end, settle what is announced, and judge. What was planned must
+        have happened: otherwise the story is another one."""
+        unmet = [(fate.process, fate.action, fate.table) for fate in self.storm.fates if fate.seen < fate.nth]
+        assert not unmet, unmet
         self.pass_(2 * RUNNER_REQUEST_S)
         for wait in (30, 30, 2 * SIGNED_S, 30):
             if not self._rows(JOURNAL_TABLE, self.project.restricted):

@@ -123,25 +123,26 @@ def abandoned_by(stage: Stage, view: View, table: str) -> None:
 
 def sweep_of_the_journal(stage: Stage) -> None:
     """The first attempt to insert a replica stays under way, the second is answered."""
-    client = stage.opened_client(View.OLD)
+    first = stage.opened_client(View.OLD)
     stage.apply()
+    stage.close(first)  # or it settles what is abandoned
     abandoned_by(stage, View.OLD, stage.main)
     stage.fate("runner", "insert", stage.main, lands_s=22)
     stage.apply()
-    stage.write(Operation(DELETE, NEW_ROW), client)
+    stage.write(Operation(DELETE, NEW_ROW), stage.opened_client(View.OLD))
     stage.judge()
 
 
 def sweep_behind_cutover(stage: Stage) -> None:
     """The same, with the target as the authority: the source gets it late."""
-    stage.opened_client(View.OLD)
+    first = stage.opened_client(View.OLD)
     stage.apply()
     stage.cut_over()
-    client = stage.opened_client(View.NEW)
+    stage.close(first)
     abandoned_by(stage, View.NEW, stage.source)
     stage.fate("runner", "insert", stage.source, lands_s=22)
     stage.apply()
-    stage.write(Operation(DELETE, stage.as_target(NEW_ROW)), client)
+    stage.write(Operation(DELETE, stage.as_target(NEW_ROW)), stage.opened_client(View.NEW))
     stage.judge()
 
 

@@ -25,6 +25,7 @@ from rekey.tables.base import Operation, Verb
 from tests.simulation import takeover_broken
 from tests.simulation.dual_people import Client
 from tests.simulation.judging import Found
+from tests.simulation.loop import OWNER
 from tests.simulation.stage import DUAL, person
 from tests.simulation.takeover_stage import TakeoverLife, TakeoverStage
 
@@ -106,14 +107,8 @@ def killed_again_and_again(stage: TakeoverStage, times: int) -> None:
     stage.apply()
     clients += [stage.reader() for _ in range(times)]
     stage.abandon(View.OLD)
-    for client in stage.in_order(*clients)[:times]:
-        stage.fate(
-            client.process.name,
-            "insert",
-            stage.main,
-            lands_s=math.inf,
-            then=partial(stage.kill, client.process),
-        )
+    for _ in range(times):
+        stage.fate("old-", "insert", stage.main, lands_s=math.inf, then=lambda: stage.kill(OWNER.get()))
     stage.settled_after(stage.bound_s(killed=times + 1))
     stage.require(sum(client.process.dead for client in clients) == times, "not all of them were killed")
     stage.pass_(5)
