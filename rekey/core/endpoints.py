@@ -52,8 +52,8 @@ def account_in(table_url: str) -> str | None:
     _, _, domain = (parts.hostname or "").partition(".")
     segments = [segment for segment in parts.path.split("/") if segment]
     own = 0 if ".table." in f".{domain}" else 1
-    if len(segments) <= own or (own and parts.scheme != "http"):
-        return None  # an https address of a gateway may have any path
+    if len(segments) <= own or (own and (parts.scheme != "http" or len(segments) > 2)):
+        return None  # the address of a gateway may have any path
     return "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:own]])
 
 

@@ -453,6 +453,11 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
                 return plain(endpoint, table_name, **kwargs)
             return super().__new__(cls)
 
+        @classmethod
+        def _made_by(cls, name: str, *args: Any, **kwargs: Any) -> Any:
+            """Let the SDK read an address or a connection string; the constructor names the migration."""
+            return getattr(plain, name).__func__(cls, *args, **kwargs)
+
         def create_table(self, **kwargs: Any) -> Any:
             """Create the table, with the SDK's client."""
             return self._plain.create_table(**kwargs)

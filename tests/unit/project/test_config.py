@@ -413,11 +413,10 @@ def test_a_table_url_is_refused_and_its_account_named(file: Path, url: str, acco
     assert error.value.hint == f"name the endpoint of its account: {account}"
 
 
-def test_a_gateway_may_have_a_path(file: Path) -> None:
-    config = load_config(
-        write(file, MINIMAL.replace("https://vault.table.core.windows.net/", "https://gate.example/a/tables"))
-    )
-    assert config.restricted.endpoint == "https://gate.example/a/tables"
+@pytest.mark.parametrize("url", ["https://gate.example/a/tables", "http://127.0.0.1:11002/an/account/path"])
+def test_a_gateway_may_have_a_path(file: Path, url: str) -> None:
+    config = load_config(write(file, MINIMAL.replace("https://vault.table.core.windows.net/", url)))
+    assert config.restricted.endpoint == url
 
 
 @pytest.mark.parametrize("host", ["azurite", "192.0.2.7", "host.docker.internal"])
