@@ -30,6 +30,7 @@ COMMANDS = "docs/reference/commands.md"
 SECTIONS = {
     "Tutorial": ("docs/tutorial/*.md", "migrations/*.md"),
     "Guides": ("docs/guides/*.md",),
+    "Recipes": ("docs/recipes/*.md",),
     "Reference": ("docs/reference/*.md",),
     "Commands": (),
     "Runbooks": ("runbooks/*.md",),
