@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekey.core.endpoints import account_name
+from rekey.core.endpoints import are_other_accounts
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
@@ -123,9 +123,7 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
         return Reading(before, lost, lost.code)
     if now is None:
         return Reading(None)
-    names = {account_name(now.tables_endpoint), account_name(facts.tables_endpoint)} - {""}
-    if now.digest == facts.digest and len(names) > 1:
-        # Only other names are proof: one account may be reached through several hosts and ports.
+    if now.digest == facts.digest and are_other_accounts(now.tables_endpoint, facts.tables_endpoint):
         refusal = Refusal(
             OTHER_ACCOUNT,
             f"this client works with another account than the one whose tables {facts.script_id} moves",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 _SECONDARY = "-secondary"
 # The Table API (`ACCOUNT.table.cosmos.azure.com`, also .cn and .us), an account's own endpoint
@@ -15,6 +15,19 @@ _COSMOS = re.compile(
     r"|(?:^|;)\s*accountendpoint\s*=",
     re.ASCII | re.IGNORECASE,
 )
+# Hosts whose first label is an account's name: of each cloud, of DNS zones, of private links, and Azurite's.
+_OF_THE_SERVICE = re.compile(
+    r"(?P<name>[a-z0-9]{3,24})(?:\.privatelink)?(?:\.z[0-9]+)?\.table\."
+    r"(?P<cloud>core\.windows\.net|storage\.azure\.net|core\.chinacloudapi\.cn|core\.usgovcloudapi\.net"
+    r"|core\.cloudapi\.de|localhost)",
+    re.ASCII,
+)
+_EMULATED = "localhost"
+# Names of accounts are unique in a cloud, with and without a DNS zone.
+_CLOUDS = {"storage.azure.net": "core.windows.net"}
+# The published account of Azurite, which no account in a cloud has.
+_EMULATOR_ACCOUNT = "devstoreaccount1"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # Why an account of Cosmos DB is refused, and the cure.
 COSMOS_REFUSED = (
     "is of Azure Cosmos DB, which rekey does not support",
@@ -57,13 +70,31 @@ def account_in(table_url: str) -> str | None:
     return "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:own]])
 
 
-def account_name(endpoint: str) -> str:
-    """Return the name of the account in an endpoint; "" where it does not say, as that of a gateway."""
+def are_other_accounts(endpoint: str, other: str) -> bool:
+    """Tell whether two endpoints are certainly of different accounts. False also where that cannot be told:
+    nobody knows what is behind a gateway, a custom domain or a forwarded port."""
+    accounts = _account(endpoint), _account(other)
+    if None not in accounts:
+        return accounts[0] != accounts[1]
+    first, second = urlsplit(endpoint.lower()), urlsplit(other.lower())
+    names = [parts.path.strip("/").partition("/")[0] for parts in (first, second)]
+    return _place(first) == _place(second) and all(names) and names[0] != names[1]
+
+
+def _account(endpoint: str) -> tuple[str, str] | None:
+    """Return an account's name, and the cloud or emulator that it is in; None where an endpoint does not
+    say."""
     parts = urlsplit(endpoint.lower())
-    name, _, domain = (parts.hostname or "").partition(".")
-    if ".table." in f".{domain}":
-        return name
-    return parts.path.strip("/").partition("/")[0] if parts.scheme == "http" else ""
+    if (match := _OF_THE_SERVICE.fullmatch(parts.hostname or "")) is not None:
+        return match["name"], _CLOUDS.get(match["cloud"], match["cloud"])
+    name = parts.path.strip("/").partition("/")[0]
+    return (name, _EMULATED) if name == _EMULATOR_ACCOUNT else None
+
+
+def _place(parts: SplitResult) -> tuple[str, int]:
+    host = parts.hostname or ""
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    return ("localhost" if host in _LOOPBACK else host), port
 
 
 def is_secondary(endpoint: str) -> bool:

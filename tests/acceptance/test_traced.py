@@ -67,7 +67,7 @@ def test_nobody_but_the_source_table_is_told_an_old_key(tmp_path: Path, capture:
     trace = traced(tmp_path, ["-m", "tests.acceptance.tracing", str(script), str(rows)])
     secrets = json.loads((tmp_path / CONFIDENTIAL).read_text("utf-8"))
     canaries.texts.update({f"secret {number}": text for number, text in enumerate(secrets)})
-    assert len(canaries.texts) == 5, "an old key, two account keys, the ids' secret, the wrapping key"
+    assert len(canaries.texts) == 6, "an old key, three account keys, the ids' secret, the wrapping key"
     told = check(trace, canaries, tmp_path)
     assert told == {SOURCE: {"old key"}}, "and only there: that it is found shows that the search finds"
     tables = {sent.where for sent in trace.requests()}
