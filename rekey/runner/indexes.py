@@ -3,14 +3,14 @@ full verification in which the main target takes the part of the source."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rekey.core.concurrency import for_each
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.row_makers import TargetRow
-from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, Unavailable
+from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import MAX_ROUNDS, version_of
@@ -30,6 +30,19 @@ class MainRows(Mapper):
 
     def __init__(self, of: Mapper) -> None:
         self.__dict__.update(of.__dict__)
+
+    def map_all(
+        self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
+    ) -> Iterator[tuple[Row, list[TargetRow]]]:
+        """As that of a mapper, but a refused row stands for itself all the same, so that it is not reported
+        once more, as a row of the main target that nothing maps to."""
+        for row in rows:
+            target_rows = [TargetRow(0, content_of(row))]
+            try:
+                target_rows += self.index_rows(row)
+            except RowRefused as refusal:
+                refused(row, refusal)
+            yield row, target_rows
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         return [[TargetRow(0, content_of(row)), *self.index_rows(row)] for row in rows]
