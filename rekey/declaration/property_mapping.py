@@ -76,6 +76,33 @@ class PropertyMapping:
         """Source properties that the new row holds under another name only, by that name."""
         return {new: old for old, new in self.renames.items()} | self.restored
 
+    def gives_back(self, name: str) -> bool:
+        """Tell whether the new row alone says what a source property was: it is there, uncast, under its own
+        name or one that an operation gives it. A property that had the latter name already is taken for it.
+        """
+        if name in self.renames:
+            return self.renames[name] not in self.casts
+        if copies := [to for to, source in self.restored.items() if source == name]:
+            return not self.casts.keys() & copies
+        is_own = self.carries(name) and name not in self.created and name not in SYSTEM_PROPERTIES
+        return is_own and name not in self.casts
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The source properties that operations name and that the new row does not give back; where `kept` is
+        set, all others are lost as well."""
+        cast = self.casts.keys() - self.created
+        named = {*self.dropped, *self.replaced, *self.renames, *self.copies.values(), *cast}
+        return frozenset(name for name in named - SYSTEM_PROPERTIES if not self.gives_back(name))
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The keys and properties of a source row that operations name to make the new row; contains
+        `WHOLE_ROW` where a custom function may read any. Where `kept` is None, all others are carried."""
+        computed = [operation.inputs() for operation in self.computed.values()]
+        named = frozenset({*(self.kept or ()), *self.renames, *self.copies.values()})
+        return named.union(*computed)
+
     @property
     def from_timestamp(self) -> frozenset[str]:
         """Properties of the new row that hold the source row's Timestamp."""

@@ -140,6 +140,11 @@ class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
     def describe(self) -> str:
         return f"{self.op}({self.name}, {self.of.describe()})"
 
+    def inputs(self) -> frozenset[str]:
+        """Return the names of the keys and properties that the property depends on; contains `WHOLE_ROW` when
+        it may be any."""
+        return self.of.inputs().union(self.needed)
+
 
 @dataclass(frozen=True)
 class Cast(Operation, op="cast", shown="{name}, {to}"):

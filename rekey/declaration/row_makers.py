@@ -87,48 +87,38 @@ class KindMapper:
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
         """Return the index rows of a main row, made from that row alone. Raises RowRefused."""
-        needed = self._index_inputs
-        try:
-            old_key = self.source_key(target_row)
-        except RowRefused:
-            if needed is None or needed & {PARTITION_KEY, ROW_KEY}:
-                raise
-            old_key = EntityKey("", "")
+        inputs, (partition, row_key) = self._index_inputs, self._old_key_holders
+        old_key = EntityKey(
+            self._old_key(target_row, partition, PARTITION_KEY) if PARTITION_KEY in inputs else "",
+            self._old_key(target_row, row_key, ROW_KEY) if ROW_KEY in inputs else "",
+        )
+        carries_all = any(index.property_mapping.kept is None for index in self._declared)
+        needed = None if carries_all or WHOLE_ROW in inputs else inputs
         row = self._mapping.source_properties(target_row, old_key, needed, self._scope)
         row[TIMESTAMP] = target_row.get(TIMESTAMP)
         return self._index_rows(row, target_row)
 
     @cached_property
     def index_inputs_lost(self) -> frozenset[str]:
-        """The properties of source rows that index rows are made of and that a main row does not hold
-        unchanged; `*` where they may be made of any."""
-        mapping = self._mapping
-        preserved = {old for old, new in mapping.renames.items() if new not in mapping.casts}
-        preserved |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
-        keys = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
-        preserved |= {key for key, holder in keys if holder is not None}
-        needed = self._index_inputs
-        if needed is None:
-            lost = mapping.dropped | mapping.casts.keys() | mapping.replaced
-            return frozenset(lost - preserved) if mapping.kept is None else frozenset({WHOLE_ROW})
-        carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
-        return frozenset(needed - preserved - carried - {TIMESTAMP})
+        """The keys and properties of source rows that index rows are made of and that a main row does not
+        hold unchanged; `*` where they may be made of any."""
+        return frozenset[str]().union(*map(self._lost_to, self._declared))
+
+    def _lost_to(self, index: Index) -> set[str]:
+        main, carried = self._mapping, index.property_mapping
+        reads_any = WHOLE_ROW in index.inputs
+        holders = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
+        held = {WHOLE_ROW, *(key for key, holder in holders if holder is not None)}
+        lost = {name for name in index.inputs - held if not main.gives_back(name)}
+        if (reads_any or carried.kept is None) and main.kept is not None:
+            return lost | {WHOLE_ROW}
+        if reads_any:
+            return lost | main.lost
+        return lost | {name for name in main.lost if carried.kept is None and carried.carries(name)}
 
     @cached_property
-    def _index_inputs(self) -> frozenset[str] | None:
-        """The properties and keys of source rows that index rows are made of; None: all of them."""
-        inputs = set[str]()
-        for index in self._declared:
-            mapping = index.property_mapping
-            if mapping.kept is None:
-                return None
-            keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
-            inputs |= frozenset[str]().union(*(key.inputs() for key in keys))
-            inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
-            inputs |= frozenset[str]().union(
-                *(computed.of.inputs() for computed in mapping.computed.values())
-            )
-        return None if WHOLE_ROW in inputs else frozenset(inputs)
+    def _index_inputs(self) -> frozenset[str]:
+        return frozenset[str]().union(*(index.inputs for index in self._declared))
 
     def _index_rows(self, row: Row, main: Row) -> list[TargetRow]:
         return [

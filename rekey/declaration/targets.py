@@ -11,6 +11,7 @@ from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.keys.base import (
     KEEP_CURE,
     KEEPS_WHOLE_KEYS,
+    WHOLE_ROW,
     Expression,
     InvalidDeclaration,
     Item,
@@ -25,7 +26,7 @@ from rekey.declaration.keys.base import (
 from rekey.declaration.keys.pieces import Split
 from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation
-from rekey.model import PARTITION_KEY, ROW_KEY
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
@@ -157,6 +158,15 @@ class Index(_Filled):
         problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
         cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
         refuse_if(hidden, f"{where}.properties", problem, cure=cure)
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """The keys and properties of a source row that its rows are made of, as far as they are named, except
+        Timestamp where it is only copied; contains `WHOLE_ROW` where a custom function may read any."""
+        expressions = [self.partition_key, self.row_key, *([] if self.each is None else [self.each.of])]
+        keys = frozenset[str]().union(*(expression.inputs() for expression in expressions))
+        inputs = keys | (self.property_mapping.inputs - {TIMESTAMP})
+        return inputs | {PARTITION_KEY, ROW_KEY} if WHOLE_ROW in inputs else inputs
 
     @property
     def where(self) -> str:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from rekey.declaration.keys.base import WHOLE_ROW
 from rekey.declaration.migration import Migration
-from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename
+from rekey.declaration.props import Cast, Compute, Copy, Drop, Keep, Operation, Rename
 from rekey.model import ETAG, TYPE_SUFFIX
 from rekey.plan.result import RefusedRows
 
@@ -46,6 +46,8 @@ def _names(operation: Operation) -> tuple[str, ...]:
             return (operation.source,)
         case Cast():
             return (operation.name,)
+        case Compute():
+            return operation.needed
     return ()
 
 

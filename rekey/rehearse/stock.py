@@ -21,7 +21,7 @@ from rekey.declaration.keys.pieces import Part
 from rekey.declaration.keys.text import ZeroPad
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
-from rekey.declaration.props import Cast, Copy, Keep, Rename
+from rekey.declaration.props import Cast, Compute, Copy, Keep, Rename
 from rekey.declaration.rows import AllOf, AnyOf, Condition, KeyIs, NoneOf, PropIs, Value
 from rekey.errors import ConfigurationError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key_of, property_names
@@ -284,6 +284,9 @@ def _kinds(migration: Migration) -> dict[str, str]:
                 kinds |= dict.fromkeys(names, STRING)
             case Rename(old=name) | Copy(source=name):
                 kinds.setdefault(name, STRING)
+            case Compute(needed=names):
+                for name in names:
+                    kinds.setdefault(name, STRING)
             case Cast(name, to, was):
                 kinds[old_names.get(name, name)] = was or (INT32 if to in (INT32, INT64) else STRING)
     return kinds

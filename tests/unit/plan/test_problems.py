@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekey import props
+from rekey import keys, props
 from rekey.core.severity import Severity
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
@@ -179,10 +179,18 @@ def test_every_property_that_a_declaration_reads_is_among_those_that_are_looked_
             props.cast("D", "int64", was="string"),
             props.copy("RowKey", to="ContactEmail"),
             props.copy("E", to="F"),
+            props.compute("G", keys.prop("H"), needed=("I",)),
         ),
     )
     users = named_properties(replace(declared(USERS).migration, target=target))
-    assert users == {"A": "props.keep", "D": "props.keep", "B": "props.rename", "E": "props.copy"}
+    assert users == {
+        "A": "props.keep",
+        "D": "props.keep",
+        "B": "props.rename",
+        "E": "props.copy",
+        "H": "target.properties(G)",
+        "I": "props.compute",
+    }
 
 
 def test_a_partition_per_row_is_told_with_what_it_costs() -> None:

@@ -103,6 +103,18 @@ def test_made_up_rows_follow_what_the_declaration_reads() -> None:
     assert len(mapper.map(rows[0])) == 1 + 4
 
 
+def test_made_up_rows_have_what_a_computed_property_needs() -> None:
+    target = Target(
+        "Else",
+        partition_key=keys.keep(),
+        row_key=keys.keep(),
+        properties=[props.compute("Of", keys.prop("PartitionKey"), needed=("Needed",))],
+    )
+    mapper = _mapper(source="Anything", target=target)
+    stock = rows_for(mapper, 3, seed=0)
+    assert ["Of" in mapper.map(row)[0].row for row in stock] == [True, True, True]
+
+
 def test_the_same_seed_makes_the_same_rows() -> None:
     mapper = _mapper(
         source="Anything",
