@@ -224,7 +224,7 @@ def _with_rows(
         mapping_bytes=survey.bytes.of_mapping(counts, weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
     )
-    mapping = replace(mapping, fills=fills)
+    mapping = replace(mapping, fills=fills, kinds=survey.kinds(weights))
     named = survey.absent if mapping.sampled_rows else {}
     absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
     problems = row_problems(inventory, mapping, subject.ids_hold, absent)

@@ -38,9 +38,8 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     errors = [problem for problem in migration.problems if problem.severity is Severity.ERROR]
     yield from _findings(errors, [advice for advice in migration.advice if advice.blocks])
     yield from _source(migration, plan)
-    for number, kind in enumerate(migration.mapping.kinds):
-        described = f"{kind.name}: {counted(kind.rows, 'row')}, {kind.when}"
-        yield from _field("" if number else "kinds", described)
+    for number, (name, rows, when) in enumerate(migration.kinds):
+        yield from _field("" if number else "kinds", f"{name}: {rows}, {when}")
     fills = {fill.table: fill.describe() for fill in migration.mapping.fills}
     for target in migration.basis.targets:
         missing = "not looked at" if plan.offline else "will be made"

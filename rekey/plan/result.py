@@ -367,12 +367,14 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class KindRows:
-    """The rows of one kind, among those that the mapping was tried on."""
+    """The source rows of one kind."""
 
     name: str
     # The condition in words.
     when: str
+    # Those of the whole table, estimated unless all were read.
     rows: int
+    rows_read: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +432,16 @@ class MigrationPlan:
             return ""
         rows = f"{mapping.sampled_rows:,} of {mapping.mapped_rows:,} rows"
         return f"advice, bytes and examples come from {rows}, drawn evenly"
+
+    @property
+    def kinds(self) -> list[tuple[str, str, str]]:
+        """Name, rows and condition of each kind, as text."""
+        exact = self.inventory is None or self.inventory.exact
+        return [
+            (kind.name, rows if exact else f"about {rows}" if kind.rows_read else "none read", kind.when)
+            for kind in self.mapping.kinds
+            for rows in [counted(kind.rows, "row")]
+        ]
 
     @property
     def rows_counted(self) -> str:

@@ -101,12 +101,12 @@ class MappedCounts:
         tried: all source rows, refused ones included.
         source_rows: source rows that were mapped.
         target_rows: rows of each target table.
-        kinds: source rows of each kind, by its name.
+        kinds: source rows of each kind, by its name, refused ones included.
     """
 
     def __init__(self, tables: int) -> None:
         self.tried = 0
-        self.kinds: Counter[str] = Counter()
+        self.kinds: list[Counter[str]] = [Counter() for _ in PARTS]
         self.source_rows = [0 for _ in PARTS]
         self.target_rows = [[0] * tables for _ in PARTS]
 
@@ -195,7 +195,8 @@ class Survey:
         [targets] = self.mapper.map_tables(rows, self._refusals.add)
         mapped = targets[0].sources
         if self.mapper.migration.kinds:
-            self.counts.kinds.update(kind.name for kind in map(self.mapper.kind_of, rows) if kind is not None)
+            kinds = map(self.mapper.kind_of, rows)
+            self.counts.kinds[part].update(kind.name for kind in kinds if kind is not None)
         digests, *_ = [self._search.take(number, *target) for number, target in enumerate(targets)]
         tables = [mapped, *(target.rows for target in targets)]
         today, *counts = [Counter([row[PARTITION_KEY] for row in table]) for table in tables]
@@ -255,10 +256,15 @@ class Survey:
                 explained(refused, self.counts.tried, absent, self.present)
                 for refused in self._refusals.by_frequency(self._row_id, show_keys=show_keys)
             ),
-            kinds=tuple(
-                KindRows(kind.name, kind.when.describe(), self.counts.kinds[kind.name])
-                for kind in self.mapper.migration.kinds
-            ),
+        )
+
+    def kinds(self, weights: Weights) -> tuple[KindRows, ...]:
+        """Return the rows of each kind, as far as those read stand for the table."""
+        rows = weights.merged(self.counts.kinds)
+        read = sum(self.counts.kinds, Counter[str]())
+        return tuple(
+            KindRows(kind.name, kind.when.describe(), round(rows.get(kind.name, 0)), read[kind.name])
+            for kind in self.mapper.migration.kinds
         )
 
     def _row_id(self, key: EntityKey) -> str:

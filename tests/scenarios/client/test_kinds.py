@@ -191,8 +191,8 @@ def test_a_plan_counts_the_rows_of_each_kind_and_names_those_of_none(
     rekey = commands_on(project)
     planned = rekey("plan", "--json", "--exact", code=1)
     [script] = planned.json["migrations"]
-    assert {kind["name"]: kind["rows"] for kind in script["kinds"]} == dict.fromkeys(
-        ("email", "user", "claim", "login", "role"), 12
+    assert {kind["name"]: (kind["rows"], kind["rows_read"]) for kind in script["kinds"]} == dict.fromkeys(
+        ("email", "user", "claim", "login", "role"), (12, 12)
     )
     [refused] = script["refused"]
     assert (refused["code"], refused["rows"], len(refused["row_ids"])) == ("no-kind", 1, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rekey import Migration, Target, keys, props
+from rekey import Migration, RowKind, Target, keys, props, rows
 from rekey.core.limits import entity_bytes
 from rekey.declaration.mapper import Mapper
 from rekey.inspect import inspect
@@ -20,6 +20,7 @@ from rekey.model import Row
 from rekey.plan import survey
 from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
+from rekey.plan.render import plan_text
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions
 from tests.fakes.clock import FakeClock
@@ -128,6 +129,41 @@ async def test_exact_plans_are_exact(memory: MemoryTableService, monkeypatch: py
     figures = re.findall(r"<figcaption>([^<]+) <span>([^<]*)</span>", page)
     assert len(figures) == page.count("<figure>") == 9
     assert {title for title, remark in figures if "all 1,800 rows" not in remark} == set()
+
+
+STATION_KINDS = Migration(
+    source="Weather",
+    kinds=[
+        RowKind(
+            station[0],
+            when=rows.partition_key(equals=station),
+            target=Target("WeatherByKind", partition_key=keys.keep(), row_key=keys.keep()),
+        )
+        for station in STATIONS
+    ],
+    capture="delta",
+)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+async def test_rows_of_kinds_are_those_of_the_table_or_estimates_that_say_so(
+    memory: MemoryTableService, exact: bool
+) -> None:
+    stations = [row for row in readings(1_000) if row["PartitionKey"] == "bergen-flesland"]
+    await fill(memory, "Weather", [*stations, *readings(3_000)[:9_000]])
+    options = PlanOptions(exact=exact, sample=SampleSize(head_rows=1_000, probes=2))
+    plan = await make_plan([subject(STATION_KINDS)], memory, options, clock=FakeClock())
+    [migration] = plan.migrations
+    oslo, bergen, tromsø = migration.mapping.kinds
+    likely = migration.inventory.rows.rows
+    assert (bergen.rows, bergen.rows_read, tromsø.rows) == (2_000, 2_000, 0)
+    assert oslo.rows == likely - 2_000
+    assert (oslo.rows_read == oslo.rows) is exact
+    texts = [f"{oslo.rows:,} rows", "2,000 rows", "0 rows"]
+    texts = texts if exact else [f"about {texts[0]}", f"about {texts[1]}", "none read"]
+    assert [rows for _, rows, _ in migration.kinds] == texts
+    for shown in (plan_text(plan), html.unescape(plan_page(plan))):
+        assert [text in shown for text in texts] == [True, True, True]
 
 
 async def test_a_sampled_plan_weights_what_it_read_and_says_so(memory: MemoryTableService) -> None:
