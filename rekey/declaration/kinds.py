@@ -69,9 +69,13 @@ class RowKind:
     @cached_property
     def prefixes(self) -> dict[str, str]:
         """The constant beginnings of its main rows' PartitionKey and RowKey; "" if there is none."""
-        return {
-            key: constant_prefix(expression, self.when.prefix_of) for key, expression in self.keys.items()
-        }
+        return dict(zip((PARTITION_KEY, ROW_KEY), self.beginnings_of(self.target), strict=True))
+
+    def beginnings_of(self, table: Target | Index) -> tuple[str, str]:
+        """Return the constant beginnings of the PartitionKeys and RowKeys of its rows in a table; "" if there
+        is none."""
+        prefix_of = self.when.prefix_of
+        return constant_prefix(table.partition_key, prefix_of), constant_prefix(table.row_key, prefix_of)
 
     @property
     def keys(self) -> dict[str, Expression]:

@@ -282,4 +282,4 @@ def _mappers(migration: Migration, secrets: Mapping[str, bytes]) -> Iterator[Kin
     numbers = count(1)
     for kind in migration.kinds:
         indexes = [(next(numbers), index) for index in kind.indexes]
-        yield KindMapper(f"{kind.where}.target", kind.target, indexes, secrets)
+        yield KindMapper(f"{kind.where}.target", kind.target, indexes, secrets, kind.when)

@@ -143,12 +143,23 @@ class Migration:
         return tuple(dict.fromkeys(self.tables))
 
     @cached_property
+    def _index_beginnings(self) -> Mapping[int, tuple[str, str]]:
+        """The constant beginnings of index rows' PartitionKeys and RowKeys, by table number."""
+        beginnings = [kind.beginnings_of(index) for kind in self.kinds for index in kind.indexes]
+        if not self.kinds:
+            beginnings = [
+                (constant_prefix(index.partition_key), constant_prefix(index.row_key))
+                for index in self.indexes
+            ]
+        return dict(enumerate(beginnings, start=1))
+
+    @cached_property
     def secondary(self) -> Mapping[int, str]:
         """The constant beginning of secondary rows' RowKeys, by table number; empty if there are none."""
         return {
-            number: constant_prefix(index.row_key)
-            for number, index in enumerate(self.indexes, start=1)
-            if index.table == self.target.table
+            number: row_key
+            for number, (_, row_key) in self._index_beginnings.items()
+            if self.tables[number] == self.target.table
         }
 
     @cached_property
@@ -156,13 +167,11 @@ class Migration:
         """The constant beginnings of PartitionKeys and RowKeys in shared tables, by table number: of
         secondary rows the RowKeys', of index rows both."""
         beginnings = {number: ("", begins) for number, begins in self.secondary.items()}
-        indexes = [
-            (number, index) for number, index in enumerate(self.indexes, start=1) if number not in beginnings
-        ]
-        tables = [index.table for _, index in indexes]
-        for number, index in indexes:
-            if tables.count(index.table) > 1:
-                beginnings[number] = constant_prefix(index.partition_key), constant_prefix(index.row_key)
+        indexes = [number for number in self._index_beginnings if number not in beginnings]
+        tables = [self.tables[number] for number in indexes]
+        for number, table in zip(indexes, tables, strict=True):
+            if tables.count(table) > 1:
+                beginnings[number] = self._index_beginnings[number]
         return beginnings
 
     @cached_property
@@ -286,8 +295,7 @@ class Migration:
         kinds = [(f"{kind.where}.target", kind.prefixes[ROW_KEY]) for kind in self.kinds]
         kinds = kinds or [(self.target.where, constant_prefix(self.target.row_key))]
         mains = len(kinds)
-        beside = [index for index in self.indexes if index.table == self.target.table]
-        kinds += [(index.where, constant_prefix(index.row_key)) for index in beside]
+        kinds += [(self.filled[number].where, prefix) for number, prefix in self.secondary.items()]
         for number, (where, prefix) in enumerate(kinds[mains:], start=mains):
             for _, other in kinds[:number]:
                 if prefix.startswith(other) or other.startswith(prefix):

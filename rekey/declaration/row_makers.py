@@ -11,6 +11,7 @@ from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_addre
 from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.property_mapping import Step
+from rekey.declaration.rows import Condition, every
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Target
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
@@ -19,6 +20,7 @@ _OLD_KEY_CURE = (
     "write the old keys into the row's copied properties when creating rows in the new table, or create them"
     " in the old view"
 )
+EVERY_ROW = every()
 _make = tuple.__new__
 
 
@@ -33,7 +35,12 @@ class KindMapper:
     """Maps the rows of one kind to main and index rows, and its main rows back."""
 
     def __init__(
-        self, where: str, target: Target, indexes: Sequence[tuple[int, Index]], secrets: Mapping[str, bytes]
+        self,
+        where: str,
+        target: Target,
+        indexes: Sequence[tuple[int, Index]],
+        secrets: Mapping[str, bytes],
+        when: Condition = EVERY_ROW,
     ) -> None:
         """Compile the expressions.
 
@@ -42,11 +49,12 @@ class KindMapper:
             target: keys and properties of main rows.
             indexes: the kind's indexes with their table numbers.
             secrets: secret bytes by name.
+            when: the source rows that are of the kind.
 
         Raises:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
-        self._where, self._mapping = where, target.property_mapping
+        self._where, self._mapping, self._when = where, target.property_mapping, when
         self._scope = Scope(f"{where}.properties", secrets)
         self._main = RowMaker(target, where, secrets)
         self._indexes = [(number, IndexMaker(index, secrets)) for number, index in indexes]
@@ -92,6 +100,11 @@ class KindMapper:
             self._old_key(target_row, partition, PARTITION_KEY) if PARTITION_KEY in inputs else "",
             self._old_key(target_row, row_key, ROW_KEY) if ROW_KEY in inputs else "",
         )
+        for key, text in zip((PARTITION_KEY, ROW_KEY), old_key, strict=True):
+            # Otherwise index rows could have keys that say that they are of another table number.
+            if key in inputs and not text.startswith(self._when.prefix_of(key)):
+                problem = f"what the row holds as its old {key} is not that of a row of its kind"
+                raise RowRefused("no-old-key", f"{self._where}.properties", problem, cure=_OLD_KEY_CURE)
         carries_all = any(index.property_mapping.kept is None for index in self._declared)
         needed = None if carries_all or WHOLE_ROW in inputs else inputs
         row = self._mapping.source_properties(target_row, old_key, needed, self._scope)

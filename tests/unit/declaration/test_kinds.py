@@ -55,7 +55,7 @@ CLAIM = kind(
     ],
 )
 OTHER = kind("other", rows.every(), row=keys.literal("other:") + keys.prop("PartitionKey"))
-PLAIN_INDEX = Index("ByX", partition_key=KEPT, row_key=KEPT)
+INDEX_BY_CONTENT = Index("ByX", partition_key=KEPT, row_key=keys.prop("X"))
 BESIDE = Index("New", partition_key=KEPT, row_key=keys.literal("B_") + keys.prop("X"))
 HAS_X = rows.prop("X")
 EVERY = kind("b", rows.every())
@@ -335,8 +335,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two kinds with one index table": (
         lambda: migration(
-            simple("a", "A", indexes=[PLAIN_INDEX]),
-            simple("b", "B", indexes=[PLAIN_INDEX]),
+            simple("a", "A", indexes=[INDEX_BY_CONTENT]),
+            simple("b", "B", indexes=[INDEX_BY_CONTENT]),
         ),
         "no constant text at their beginnings",
     ),
@@ -389,3 +389,47 @@ def test_index_rows_follow_from_main_rows_of_each_kind() -> None:
     for _, row in SOURCE[:2]:
         main, *index_rows = made.map(row)
         assert made.index_rows(main.row) == index_rows
+
+
+def beside(letter: str, row: Expression = KEPT, table: str = "New") -> RowKind:
+    """A kind whose index rows keep the RowKey, in the main table or together."""
+    prefix = f"{letter}_"
+    key = keys.literal(f"main:{letter}:") + keys.prop("RowKey")
+    indexes = [Index(table, partition_key=KEPT, row_key=row, properties=[props.keep("N")])]
+    return kind(letter.lower(), rows.row_key(prefix=prefix), row=key, indexes=indexes)
+
+
+@pytest.mark.parametrize(
+    "row", [KEPT, keys.prop("RowKey") + keys.literal("!")], ids=["kept", "begins with it"]
+)
+@pytest.mark.parametrize("table", ["New", "Together"])
+def test_index_rows_are_told_apart_by_what_the_conditions_say_of_a_kept_key(
+    table: str, row: Expression
+) -> None:
+    made = mapper(beside("U", row, table), beside("C", row, table))
+    beginnings = {1: ("", "U_"), 2: ("", "C_")}
+    assert made.migration.beginnings == beginnings
+    assert made.labels[1:] == (f"{table} U_", f"{table} C_")
+    for number, name in ((1, "U_1"), (2, "C_1")):
+        main, index_row = made.map({"PartitionKey": "p", "RowKey": name, "N": 1})
+        assert index_row.table == number
+        assert made.number_of(0 if table == "New" else 1, index_row.row) == number
+        assert made.number_by_row_key(main.row["RowKey"]) == 0
+        assert made.index_rows(main.row) == [index_row]
+
+
+def test_a_main_row_with_an_old_key_of_another_kind_gives_no_index_rows() -> None:
+    """They would be taken for rows of that kind."""
+    made = mapper(beside("U"), beside("C"))
+    main = made.map({"PartitionKey": "p", "RowKey": "U_1"})[0].row
+    with pytest.raises(RowRefused) as refused:
+        made.index_rows({**main, "OldRow": "C_1"})
+    assert refused.value.code == "no-old-key"
+
+
+def test_kept_keys_of_indexes_whose_conditions_do_not_tell_them_apart_are_refused() -> None:
+    first, second = beside("U"), beside("C")
+    unclear = kind("c", rows.prop("X"), row=keys.literal("main:C:"), indexes=second.indexes)
+    for kinds in ((first, unclear), (unclear, first)):
+        with pytest.raises(InvalidDeclaration, match="must say which kind they are"):
+            migration(*kinds)
