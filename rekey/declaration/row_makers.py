@@ -121,8 +121,8 @@ class KindMapper:
         main, carried = self._mapping, index.property_mapping
         reads_any = WHOLE_ROW in index.inputs
         holders = zip((PARTITION_KEY, ROW_KEY), self._old_key_holders, strict=True)
-        held = {WHOLE_ROW, *(key for key, holder in holders if holder is not None)}
-        lost = {name for name in index.inputs - held if not main.gives_back(name)}
+        old_keys = {WHOLE_ROW, *(key for key, holder in holders if holder is not None)}
+        lost = {name for name in index.inputs - old_keys if not main.gives_back(name)}
         if (reads_any or carried.kept is None) and main.kept is not None:
             return lost | {WHOLE_ROW}
         if reads_any:
