@@ -74,11 +74,14 @@ def code_after_findings(report: Mapping[str, Any], *, following: bool = False) -
         report: the verification's report as JSON; {} from a version before 0.2, which stored none.
         following: `apply --follow` is running, which holds the locks and compares again by itself.
     """
-    kinds, repair = set(report.get("by_kind", ())), report.get("repair")
+    counts, repair = report.get("by_kind", {}), report.get("repair")
+    up_to_people = "fix-new-rows" if report.get("authority_is_target") else "collision"
     if repair is not None:
-        code = "collision" if repair.get("counts", {}).get("refused") else "prove"
-    elif kinds:
-        code = "mend" if kinds - _UP_TO_PEOPLE else "collision"
+        code = up_to_people if repair.get("counts", {}).get("refused") else "prove"
+    elif counts:
+        foreign = {"extra"} if counts.get("extra") == report.get("foreign") else set()
+        kinds = counts.keys() - _UP_TO_PEOPLE - foreign
+        code = "mend" if kinds else up_to_people
     else:
         code = "settle" if report.get("unsettled") else "compare-again" if "unexplained" in report else "mend"
     if following and code != "collision":

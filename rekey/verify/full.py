@@ -141,6 +141,7 @@ async def full(
         ),
         differences=findings,
         changed_between=changed_between,
+        authority_is_target=ctx.authority_is_target,
         repair=repaired,
         source_digest=reported_digest(work.source),
         read=tuple(TableRead(ctx.table(read.table).name, *read[1:]) for read in work.reads.values()),

@@ -67,7 +67,7 @@ async def repair(ctx: ReconcileContext, keyed: KeyedDivergence) -> Outcome:
         return Outcome.REFUSED
     stray, row = keyed.stray, None
     # A row of the authority without a source row, whose old key is not known, is never deleted.
-    stays = stray is None or (ctx.authority_is_target and stray[0] == 0)
+    stays = stray is None or keyed.is_of_authority(ctx)
     try:
         if stray is not None and not stays and (row := await ctx.targets[stray[0]].get(stray[1])) is not None:
             # Keep it first, so that it can be restored: safe ids do not identify it.

@@ -124,6 +124,9 @@ class Findings:
     unchecked: int = 0
     # Left to a later delta pass, so not findings.
     pending: int = 0
+    # Of `extra`: main rows where the main target is the authority and their old keys are not known, so that
+    # no repair deletes them.
+    foreign: int = field(default=0, metadata=json_field(omit_default=True))
     # Repaired by the comparison itself, and equal when compared again.
     propagated: int = field(default=0, metadata=json_field("brought", omit_default=True))
 
@@ -212,6 +215,8 @@ class FullReport(ReportBase):
     differences: Findings = field(metadata=json_field(flat=True))
     # Rows changed between two readings of a repairing comparison: counts and digests are those of the first.
     changed_between: bool = field(default=False, metadata=json_field(omit_default=True))
+    # What repairs follow is in the main target.
+    authority_is_target: bool = field(default=False, metadata=json_field(omit_default=True))
     repair: RepairReport | None = None
 
     @property

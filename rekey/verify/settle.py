@@ -319,6 +319,14 @@ class KeyedDivergence:
     # The target row to delete: table number, key, ETag that was seen.
     stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
 
+    def is_of_authority(self, ctx: ReconcileContext) -> bool:
+        """Tell whether the stray row is a row of the authority, which is never deleted."""
+        return self.stray is not None and ctx.authority_is_target and self.stray[0] == 0
+
+    def is_foreign(self, ctx: ReconcileContext) -> bool:
+        """Tell whether it is an extra row of the authority that nothing is known to do about."""
+        return self.is_of_authority(ctx) and self.source is None
+
 
 @dataclass(eq=False)
 class Collector:
@@ -343,6 +351,7 @@ class Collector:
         divergences = list(_divergences(self.ctx, settled))
         for each in divergences:
             self._counts[each.divergence.kind.value] += 1
+            self._others["foreign"] += each.is_foreign(self.ctx)
             if len(self._listed) < LISTED:
                 self._listed.append(each.divergence)
             if self.keep is not None:

@@ -194,6 +194,18 @@ def _two_rows_share_a_key(rekey: Steps) -> None:
     rekey("apply")
 
 
+@situation("fix-new-rows")
+def _a_row_of_the_new_table_comes_from_no_client(rekey: Steps) -> None:
+    rekey.begin(USERS_SCRIPT.replace('"delta"', '"dual-write"'), "--to", "cutover", STOPPED)
+    foreign = {"PartitionKey": "eu", "RowKey": "foreign"}
+    rekey.does(rekey.new_users.insert(foreign))
+    words = rekey.told(rekey("verify", code=1), "fix-new-rows")
+    assert rekey.told(rekey("verify", "--repair", code=1), "fix-new-rows") == words, "no repair mends it"
+    assert "'foreign'" in rekey(*words, code=1).out
+    rekey.does(rekey.new_users.delete(key_of(foreign)))
+    rekey("verify")
+
+
 def test_a_row_that_cannot_be_mapped_is_shown_with_its_key_and_mended(rekey: Steps) -> None:
     """It is in no mapping: `lookup` cannot know it."""
     rekey.begin(LOWERED)

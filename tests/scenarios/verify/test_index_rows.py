@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
 import pytest
 
-from rekey.model import Row
+from rekey.model import EntityKey, Row
+from rekey.next_steps import next_step
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.projects import Project, project_of
 
@@ -79,8 +81,15 @@ def test_properties_that_depend_on_others_being_there_are_as_main_rows_say(
     rekey("verify", "0001")
 
 
-def test_a_row_of_no_kind_is_listed_once(project: Project, rekey: Commands) -> None:
-    asyncio.run(project.tables.table("MembersV2").insert({"PartitionKey": "p", "RowKey": "x"}))
+def test_a_row_of_no_kind_is_listed_once_with_what_helps(project: Project, rekey: Commands) -> None:
+    table = project.tables.table("MembersV2")
+    asyncio.run(table.insert({"PartitionKey": "p", "RowKey": "of no kind"}))
     report = rekey("verify", "0001", "--json", code=1).json
     assert report["by_kind"] == {"refused": 1}
     assert [(row["kind"], row["code"]) for row in report["divergences"]] == [("refused", "no-kind")]
+    step = next_step("fix-new-rows", script="0001_members")
+    for words in (["verify", "0001"], ["verify", "0001", "--repair"]):
+        assert f"rekey {step.command}" in rekey(*words, code=1).out
+    assert "'of no kind'" in rekey(*shlex.split(step.command), code=1).out
+    asyncio.run(table.delete(EntityKey("p", "of no kind")))
+    rekey("verify", "0001")
