@@ -23,7 +23,6 @@ from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
 from rekey.declaration.keys.base import (
     KEEP_CURE,
     KEEPS_WHOLE_KEYS,
-    WHOLE_ROW,
     Expression,
     InvalidDeclaration,
     Item,
@@ -272,7 +271,8 @@ def reference(
         to: the property in the new row.
         via: the id of the other migration's script, in the same folder.
         partition: the old PartitionKey of that row, a property or an expression; needed where its new key is
-            made of it.
+            made of it. A row that lacks a property of it has no property `to` either, but where `keys.prop`
+            has a `default`.
         to_partition: `to` is the new PartitionKey, not the new RowKey.
         kind: of a migration with kinds, the name of that row's kind.
     """
@@ -283,16 +283,17 @@ def reference(
     old_partition = None if partition is None else operand(f"{field}(partition)", partition)
     if old_partition is not None:
         refuse_if(old_partition.contains(Kept), f"{field}(partition)", KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
-        needed |= old_partition.inputs() - {*SYSTEM_PROPERTIES, WHOLE_ROW}
+        read = [node for node in old_partition.walk() if isinstance(node, Prop)]
+        needed |= {node.name for node in read if node.default is None} - SYSTEM_PROPERTIES
     expression = new_key_of(field, need_text(f"{field}(via)", via), kind, to_partition=to_partition)
     old_keys = {ROW_KEY: Prop(name)} | ({} if old_partition is None else {PARTITION_KEY: old_partition})
-    read = expression.inputs()
-    problem = f"the new keys of {via} are made of {', '.join(sorted(read - {PARTITION_KEY, ROW_KEY}))}"
+    inputs = expression.inputs()
+    problem = f"the new keys of {via} are made of {', '.join(sorted(inputs - {PARTITION_KEY, ROW_KEY}))}"
     cure = "only keys that follow from the old key alone can be computed elsewhere"
-    refuse_if(read - {PARTITION_KEY, ROW_KEY}, field, problem, cure=cure)
+    refuse_if(inputs - {PARTITION_KEY, ROW_KEY}, field, problem, cure=cure)
     problem = f"the new key of {via} is made of the old PartitionKey as well"
     cure = 'say where that is: partition="PartitionKey", or the property that holds it'
-    refuse_if(read - old_keys.keys(), field, problem, cure=cure)
+    refuse_if(inputs - old_keys.keys(), field, problem, cure=cure)
     of = expression.with_props(old_keys)
     return compute(to, of, needed=tuple(sorted(needed)))
 

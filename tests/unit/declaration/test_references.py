@@ -88,6 +88,14 @@ def test_a_row_without_a_reference_has_none(write: Callable[..., None], tmp_path
     assert ["UserId" in target[0].row for _, target in made.map_all(page, print)] == [True, False, True]
 
 
+def test_the_partition_of_a_reference_may_have_a_default(write: Callable[..., None], tmp_path: Path) -> None:
+    write(REFERENCE.format(more=', partition=keys.prop("Tenant", default="eu")'), BOTH)
+    made = mapper(tmp_path, "0002_orders")
+    said, meant = (made.map(order(User="Ann@example.com", **more))[0].row for more in ({"Tenant": "eu"}, {}))
+    assert said["UserId"] == meant["UserId"]
+    assert "UserId" not in made.map(order(Tenant="eu"))[0].row
+
+
 def test_another_reference_in_the_new_table_is_refused(write: Callable[..., None], tmp_path: Path) -> None:
     write(REFERENCE.format(more=""))
     made = mapper(tmp_path, "0002_orders")
