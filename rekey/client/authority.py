@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from rekey.client.reservations import Reservations
 from rekey.client.steps import Decided, Draft, During, Prepared, Request, State, known
-from rekey.errors import RowRefused, ServiceError, Unavailable
+from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, TargetKey, pointer_of, targets_of
 from rekey.model import EntityKey, Row
 from rekey.protocol.effects import side_by_side
@@ -79,10 +79,11 @@ class Authority(ABC):
     # --- what is the same -------------------------------------------------------------------------------
 
     async def while_writing(self, write: Prepared, during: During) -> None:
-        """Extend the forward row and do the reads during the write. A failure only makes the write slow."""
+        """Extend the forward row and do the reads during the write. A failure only makes the write slow: it
+        says nothing of the authority's request beside it."""
         try:
             await side_by_side([self._extend(write, during), self.read_during(write, during)])
-        except (ServiceError, RowRefused):
+        except RekeyError:
             during.needs_propagate = True
         mains = during.main_keys(write)
         for target, row in {**during.read, **write.replicas.read}.items():

@@ -31,9 +31,8 @@ from rekey.tables.sent import Overhead, overhead
 
 # Rounds after which a row that keeps changing is given up for now; nothing is lost by that.
 MAX_ROUNDS = 100
-# How many propagates of other keys may be nested: each waits for the next one. A longer chain is worked off
-# from its end.
-_MAX_NESTED = 50
+# How many propagates of other keys may be nested, each waiting for the next one: fewer than fill the stack.
+_MAX_NESTED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +105,6 @@ class Tally:
             await announced.end()
         counts = self.counts
         return Propagated(counts[Verb.INSERT], counts[Verb.REPLACE], counts[Verb.DELETE], self.ambiguous)
-
-
-class _TooDeeplyNested(Exception):
-    """A key is to be propagated first, with no other propagate waiting on the stack."""
-
-    def __init__(self, source_key: EntityKey, blocked_keys: Sequence[TargetKey]) -> None:
-        super().__init__()
-        self.source_key, self.blocked_keys = source_key, blocked_keys
 
 
 def needs_another_round(writes: Sequence[Operation]) -> bool:
@@ -199,25 +190,15 @@ class Propagator:
         return await self.propagate(source_key)
 
     async def _propagate(self, source_key: EntityKey, tally: Tally) -> None:
-        """Propagate one source key, and before it what its keys wait for."""
-        waiting: list[tuple[EntityKey, Sequence[TargetKey]]] = [(source_key, ())]
-        while waiting:
-            tally.nested = 0
-            try:
-                await self._propagate_key(waiting[-1][0], tally, waiting[-1][1])
-            except _TooDeeplyNested as deeper:
-                if len(waiting) > MAX_ROUNDS:
-                    raise self.too_busy(source_key) from None
-                waiting.append((deeper.source_key, deeper.blocked_keys))
-            else:
-                waiting.pop()
+        await self._propagate_key(source_key, tally, ())
 
     async def _propagate_other(
         self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
     ) -> None:
-        """Propagate a key that another one waits for. Arguments as of `_propagate_key`."""
+        """Propagate a key that another one waits for. Arguments as of `_propagate_key`. Raises Unavailable:
+        too many wait for one another; the last of them can be propagated by itself."""
         if tally.nested >= _MAX_NESTED:
-            raise _TooDeeplyNested(source_key, blocked_keys)
+            raise self.too_busy(source_key)
         tally.nested += 1
         try:
             await self._propagate_key(source_key, tally, blocked_keys)

@@ -37,8 +37,8 @@ SHARE = 0.01
 """Of all requests, for each thing that goes wrong."""
 ALL_AT_ONCE = Weather(failed=SHARE, timed_out=SHARE, busy=SHARE, drop=SHARE, repeat=SHARE)
 SETTINGS = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=60.0, freeze_wait_s=10.0)
-"""After each lost answer a write waits until nothing can land any more. Four of them in a row, which one of some
-thousand writes meets here, come close to the 30 s that are usual."""
+"""After each lost answer a write waits until nothing can land any more. Four of them in a row, which one of
+some thousand writes meets here, come close to the 30 s that are usual."""
 WRITERS = 16
 
 

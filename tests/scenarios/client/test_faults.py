@@ -15,13 +15,16 @@ from rekey.client.parts import MAX_IN_FLIGHT_S
 from rekey.client.source_authority import SourceAuthority
 from rekey.errors import (
     Ambiguous,
+    Collision,
     CredentialRefused,
     EndpointDown,
+    RekeyError,
     RowExists,
     RowMissing,
     SealedUnreadable,
     ServiceError,
     Unavailable,
+    WritesRefused,
 )
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -425,15 +428,23 @@ async def test_without_replicas_a_racing_write_is_ambiguous(memory: MemoryTableS
     assert [row["Age"] for row in memory.dump("Users")] == [3]
 
 
-async def test_an_error_after_sending_never_says_nothing_written(memory: MemoryTableService) -> None:
-    """A mapping row that cannot be unsealed is found while the authority is written."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        SealedUnreadable("rekeymap", "a row", "it was altered"),
+        WritesRefused("lease-over", "the lease is over", hint="repeat the operation"),
+        Collision("UsersV2", "one row", "another row"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_after_sending_never_says_nothing_written(
+    memory: MemoryTableService, error: RekeyError
+) -> None:
+    """What fails beside the authority's request says nothing of that request."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=sleep_forever)
-
-    async def unreadable(_work: object) -> None:
-        raise SealedUnreadable("rekeymap", "a row", "it was altered")
-
-    with mock.patch.object(SourceAuthority, "read_during", lambda _self, write, _during: unreadable(write)):
+    fails = mock.AsyncMock(side_effect=error)
+    with mock.patch.object(SourceAuthority, "read_during", fails):
         [etag] = await writer.write([replace(user(ANN.row, Age=2))])
     assert etag == world.etag("Users", ANN)
     await writer.settle()
