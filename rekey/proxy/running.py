@@ -18,6 +18,7 @@ from aiohttp import web
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.options import ClientOptions
+from rekey.core.endpoints import are_other_accounts
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import EntityKey, Row
@@ -151,8 +152,8 @@ async def proxying(
         routes,
         access,
         Meter(),
-        # An endpoint has several spellings (a port, a private link); an account's name is unique.
-        holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
+        # A gateway or a custom domain may lead to the restricted account.
+        holds_restricted=not are_other_accounts(account.endpoint, config.restricted.endpoint),
         limits=limits,
         target_upstream=target_upstream,
         verifier=verifier,

@@ -14,7 +14,7 @@ from rekey.next_steps import next_step
 from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import require_source, tables_with_rows
+from rekey.runner.remaining import PROBE_TABLE, require_source, require_two_accounts, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.notes import note
 from rekey.status.reasons import reason
@@ -23,9 +23,6 @@ from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.sent import Overhead, overhead
 from rekey.tables.similar import similar_tables
-
-# Prefix of throw-away tables.
-PROBE_TABLE = "rekeyprobe"
 
 
 async def gate(run: Run) -> list[str]:
@@ -73,6 +70,7 @@ async def _still_maintained(run: Run) -> list[str]:
 async def run(run: Run) -> Counters:
     """Create the missing ones of the mapping table, the journal table and the targets."""
     await until_quiet(run)  # an earlier run that was rolled back may have requests in flight
+    await require_two_accounts(run)
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
     created = 0

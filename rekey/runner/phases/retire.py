@@ -20,6 +20,7 @@ from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.refusals import refusal
+from rekey.runner.remaining import require_two_accounts
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
 from rekey.status.reasons import reason
@@ -58,6 +59,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.RETIRED:
         return {}
+    await require_two_accounts(run)
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
         since_then = quiet_at(run, now)

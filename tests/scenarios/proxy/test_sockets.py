@@ -384,10 +384,19 @@ async def test_tables_of_the_restricted_store_are_reached_by_nobody(listening: L
             assert (answer.status, answer.code) == (403, "AuthorizationFailure"), path
 
 
-async def test_tables_of_the_restricted_store_are_known_by_the_name_of_the_account(tmp_path: Path) -> None:
-    """Its endpoint can be written in several ways."""
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param("http://localhost:10002/devstoreaccount1", id="host"),
+        pytest.param("https://tables.example.com", id="domain"),
+    ],
+)
+async def test_tables_of_the_restricted_store_are_closed_under_another_address(
+    tmp_path: Path, address: str
+) -> None:
+    """The restricted account may be that of the tables, unless the addresses say that it is not."""
     config = config_in(tmp_path)
-    other = replace(config.restricted, endpoint=config.restricted.endpoint.replace("127.0.0.1", "localhost"))
+    other = replace(config.restricted, endpoint=address)
     async with proxied(replace(config, restricted=other)) as found, asking(found) as wire:
         answer = await wire.ask("GET", "rekeymap()")
         assert (answer.status, answer.code) == (403, "AuthorizationFailure")

@@ -12,15 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from rekey.errors import ConfigurationError, Moved
+from rekey.core.limits import own_name
+from rekey.errors import ConfigurationError, CredentialRefused, Moved
 from rekey.evidence import contents
 from rekey.model import content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands
+from rekey.runner.phases import PHASES
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
+from tests.fakes.faults import Call
+from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.scenarios.client.test_lifecycle import (
     assert_kept,
     new_post,
@@ -235,3 +239,101 @@ def test_targets_in_the_account_of_the_tables_are_refused(moved: Project) -> Non
     config.write_text(config.read_text().replace(":10003/", ":10002/"))
     with pytest.raises(ConfigurationError, match=r"line \d+: \[targets\] endpoint: is the account of"):
         apply(moved)
+
+
+class SameAccount(MemoryTableService):
+    """The account of the tables under another address, as the account of targets."""
+
+    def __init__(self, project: Project) -> None:
+        super().__init__(clock=project.clock, is_target_account=True)
+        self.account = project.tables
+
+    def table(self, name: str) -> MemoryTable:
+        return self.account.table(own_name(name))
+
+    multi_writer_table = table
+
+    async def create_table(self, name: str) -> bool:
+        return await self.account.create_table(own_name(name))
+
+    async def delete_table(self, name: str) -> bool:
+        return await self.account.delete_table(own_name(name))
+
+    async def table_exists(self, name: str) -> bool:
+        return await self.account.table_exists(own_name(name))
+
+
+def tables_of(project: Project) -> list[str]:
+    return sorted(asyncio.run(project.tables.table_names()))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Project:
+    """A project that moves a table without rows, which no gate takes for somebody else's."""
+    project = Project(tmp_path)
+    project.move_elsewhere()
+    project.script(MOVE_SCRIPT)
+    asyncio.run(project.fill("Users", []))
+    return project
+
+
+def test_an_account_under_two_addresses_is_refused_before_anything_is_copied(empty: Project) -> None:
+    """The endpoints do not say it: two ports may lead to one emulator, and a gateway to any account."""
+    empty.targets = SameAccount(empty)
+    with pytest.raises(ConfigurationError, match="a table that was made in the one is in the other"):
+        apply(empty)
+    assert tables_of(empty) == ["Users"]
+
+
+@pytest.mark.parametrize("applied", [Phase.PREPARE, Phase.RECONCILE])
+def test_a_table_is_not_dropped_as_its_own_copy(moved: Project, applied: Phase) -> None:
+    """A migration that an earlier version began: its target is the source."""
+    apply(moved, applied)
+    moved.targets = SameAccount(moved)
+    with moved.session() as session, pytest.raises(ConfigurationError, match="in the other, too"):
+        commands.rollback(session, SCRIPT, to=None, drop=True)
+    assert len(moved.rows("Users")) == len(ROWS)
+
+
+def test_a_table_is_not_retired_as_its_own_copy(moved: Project) -> None:
+    apply(moved, Phase.COMPLETE)
+    moved.targets = SameAccount(moved)
+    run = moved.session(Options(typed_table="Users"))
+    with run as session, pytest.raises(ConfigurationError, match="in the other, too"):
+        session.do(PHASES[Phase.RETIRE].run(session.resume(SCRIPT)))
+    assert len(moved.rows("Users")) == len(ROWS)
+
+
+def test_without_permission_to_prove_it_two_addresses_are_refused(
+    empty: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = MemoryTableService.create_table
+
+    async def refused(service: MemoryTableService, name: str) -> bool:
+        if name.startswith("rekeyprobetwo"):
+            raise CredentialRefused("create table: 403", code="AuthorizationPermissionMismatch", status=403)
+        return await create(service, name)
+
+    monkeypatch.setattr(MemoryTableService, "create_table", refused)
+    with pytest.raises(ConfigurationError, match="do not say whether") as error:
+        apply(empty)
+    assert "by their own endpoints" in str(error.value.hint)
+    assert tables_of(empty) == ["Users"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_accounts_are_tried_only_where_their_endpoints_do_not_say(empty: Project, asked: bool) -> None:
+    if not asked:
+        config = empty.folder / "rekey.toml"
+        config.write_text(
+            config.read_text().replace("10003/devstoreaccount1", '10002/other"\nkey_env = "KEY')
+        )
+    tables: list[str] = []
+
+    async def listen(call: Call) -> None:
+        tables.append(call.table)
+
+    empty.targets.gate = listen
+    apply(empty, Phase.PREPARE)
+    assert any(name.startswith("rekeyprobetwo") for name in tables) is asked
+    assert asyncio.run(empty.targets.table_names()) == ["Users@targets"]
