@@ -426,6 +426,7 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
             # It looks at requests. Others make requests fail: refused, because writes would not follow them.
             looks = type(kwargs.get("transport")).__name__ == "EncoderVerificationTransport"
             shown = {"per_call_policies": ShownFirst(kwargs.pop("transport"))} if looks else {}
+            kwargs.pop("migration", None)
             given = {**kwargs}
             if "pipeline" in given:  # from a service client: its connection is not for writes
                 for name in ("pipeline", "location_mode", "_hosts", "api_version"):
@@ -455,8 +456,8 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
 
         @classmethod
         def _made_by(cls, name: str, *args: Any, **kwargs: Any) -> Any:
-            """Let the SDK read an address or a connection string; the constructor names the migration."""
-            return getattr(plain, name).__func__(cls, *args, **kwargs)
+            """Make a client from an address or a connection string, for a migration as ours ask."""
+            return super()._made_by(name, *args, migration=None, **kwargs)
 
         def create_table(self, **kwargs: Any) -> Any:
             """Create the table, with the SDK's client."""
