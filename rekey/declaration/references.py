@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
 from rekey.model import PARTITION_KEY, ROW_KEY
 
-if TYPE_CHECKING:
-    from rekey.declaration.migration import Migration
+# The expressions of a migration's new keys, by the key and by the name of the kind; None: without kinds.
+NewKeys: TypeAlias = Mapping[str | None, Mapping[str, Expression]]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class _Reading:
 
     # Ids of the scripts that are being read, this one last.
     scripts: tuple[str, ...]
-    migration_of: Callable[[str], Migration]
+    new_keys_of: Callable[[str], NewKeys]
     # Ids of the scripts that it refers to, so far.
     refers_to: set[str]
 
@@ -30,17 +30,17 @@ _READING: ContextVar[_Reading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
-def reading(script_id: str, migration_of: Callable[[str], Migration]) -> Iterator[set[str]]:
+def reading(script_id: str, new_keys_of: Callable[[str], NewKeys]) -> Iterator[set[str]]:
     """Let references of a script that is executed within the context find other migrations. Yield the ids of
     the scripts that it refers to, as they are found.
 
     Args:
         script_id: the script's id.
-        migration_of: returns the migration of another script; raises InvalidDeclaration.
+        new_keys_of: returns the new keys of another script's migration; raises InvalidDeclaration.
     """
     outer = _READING.get()
     scripts = () if outer is None else outer.scripts
-    now = _Reading((*scripts, script_id), migration_of, set())
+    now = _Reading((*scripts, script_id), new_keys_of, set())
     before = _READING.set(now)
     try:
         yield now.refers_to
@@ -73,16 +73,10 @@ def new_key_of(field: str, via: str, kind: str | None, *, to_partition: bool) ->
         problem,
         cure="write props.compute(…) with the key expression in one of them",
     )
-    migration = now.migration_of(via)
+    keys = now.new_keys_of(via)
     now.refers_to.add(via)
-    targets = {kind.name: kind.target for kind in migration.kinds}
-    there = f"{via} has the kinds {', '.join(targets)}" if targets else f"{via} has no kinds"
-    if kind is None:
-        refuse_if(targets, field, there, cure='name that of the row, kind="user"')
-        target = migration.target
-    else:
-        refuse_if(kind not in targets, field, f"there is no kind {kind!r}: {there}", cure="name one of them")
-        target = targets[kind]
-    return {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}[
-        PARTITION_KEY if to_partition else ROW_KEY
-    ]
+    kinds = [name for name in keys if name is not None]
+    there = f"{via} has the kinds {', '.join(kinds)}" if kinds else f"{via} has no kinds"
+    refuse_if(kind is None and kinds, field, there, cure='name that of the row, kind="user"')
+    refuse_if(kind not in keys, field, f"there is no kind {kind!r}: {there}", cure="name one of them")
+    return keys[kind][PARTITION_KEY if to_partition else ROW_KEY]

@@ -24,8 +24,9 @@ import rekey
 from rekey.declaration import keys, props, rows
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
-from rekey.declaration.references import reading
+from rekey.declaration.references import NewKeys, reading
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
+from rekey.model import PARTITION_KEY, ROW_KEY
 
 MAX_ID_CHARACTERS = 120
 # Scripts per group: their control rows are moved in one transaction of the service.
@@ -236,7 +237,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
     module.__file__ = str(path)
     with (
         _importable(path.parent, module),
-        reading(script_id, lambda via: _other(path.parent, via)) as refers_to,
+        reading(script_id, lambda via: _new_keys(path.parent, via)) as refers_to,
     ):
         try:
             exec(code, module.__dict__)  # noqa: S102 - runs the operator's own script by design
@@ -254,13 +255,16 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
     return module, frozenset(refers_to)
 
 
-def _other(folder: Path, script_id: str) -> Migration:
-    """Return the migration of a script that another one refers to. Raises InvalidDeclaration."""
+def _new_keys(folder: Path, script_id: str) -> NewKeys:
+    """Return the new keys of a script that another one refers to. Raises InvalidDeclaration."""
     try:
-        return load_script(folder / f"{script_id}.py").migration
+        migration = load_script(folder / f"{script_id}.py").migration
     except DeclarationError as error:
         problem = f"it refers to {script_id}, which cannot be used ({error.problem})"
         raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
+    if migration.kinds:
+        return {kind.name: kind.keys for kind in migration.kinds}
+    return {None: {PARTITION_KEY: migration.target.partition_key, ROW_KEY: migration.target.row_key}}
 
 
 def _typed(path: Path) -> str:

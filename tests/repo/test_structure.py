@@ -205,13 +205,14 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
-def imports_of(path: Path) -> tuple[str, ...]:
-    """Return every module a file imports while it runs (what is for type checkers only is left out)."""
+def imports_of(path: Path, *, of_types: bool = False) -> tuple[str, ...]:
+    """Return every module a file imports while it runs; with `of_types` also for type checkers."""
     skipped = {
         id(node)
         for block in ast.walk(tree_of(path))
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for node in ast.walk(block)
+        if not of_types
     }
     found: list[str] = []
     for node in ast.walk(tree_of(path)):
@@ -224,10 +225,12 @@ def imports_of(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def own_imports(path: Path) -> set[str]:
-    """Return the modules of the package that a file imports, by their name within it."""
+def own_imports(path: Path, *, of_types: bool = False) -> set[str]:
+    """Return the modules of the package that a file imports, by their name within it. `of_types` as of
+    `imports_of`."""
     known = {module_of(file) for file in python_files("rekey")}
-    named = {name.removeprefix("rekey.") for name in imports_of(path) if name.startswith("rekey.")} & known
+    imported = imports_of(path, of_types=of_types)
+    named = {name.removeprefix("rekey.") for name in imported if name.startswith("rekey.")} & known
     packages = {name.rpartition(".")[0] for name in named}  # `from rekey.core import macs` takes the module
     return named - packages
 
@@ -401,9 +404,9 @@ def test_the_picture_of_all_packages_can_be_taken_in() -> None:
 
 
 def test_no_module_imports_in_a_circle() -> None:
-    """What is imported for type checkers only does not count: it is not there at run time."""
+    """Imports for type checkers count: a reader follows them, too."""
     known = {module_of(path): path for path in python_files("rekey")}
-    imports = {module: own_imports(path) - {module} for module, path in known.items()}
+    imports = {module: own_imports(path, of_types=True) - {module} for module, path in known.items()}
     for module, named in imports.items():  # `from rekey.state import files` names the package as well
         named -= {one for one in named if module.startswith(one + ".")}
     TopologicalSorter(imports).prepare()
