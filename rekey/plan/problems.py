@@ -15,7 +15,7 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.props import Copy
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
 from rekey.plan.result import MappingResult, Problem, TableState
 from rekey.present.text import counted
 
@@ -86,6 +86,10 @@ def _mapping_problems(migration: Migration) -> Iterator[Problem]:
         for index in indexes:
             if index.table == target.table and index.partition_key != target.partition_key:
                 yield _problem("rows-apart", where=index.where)
+    for kind in migration.kinds if migration.reverse else ():
+        read = kind.when.inputs() - SYSTEM_PROPERTIES
+        if lost := sorted(name for name in read if not kind.target.property_mapping.gives_back(name)):
+            yield _problem("kind-not-kept", kind=kind.name, lost=", ".join(lost), source=migration.source)
     if not migration.reverse:
         yield _problem("no-way-back")
 

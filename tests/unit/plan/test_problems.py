@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekey import keys, props
+from rekey import Migration, RowKind, Target, keys, props, rows
 from rekey.core.severity import Severity
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
@@ -53,6 +53,22 @@ def test_a_sound_declaration_has_no_problems() -> None:
     assert not list(declaration_problems(declared(USERS), None, (), FINGERPRINTS))
     started = Started("backfill", USERS.digest(), FINGERPRINTS)
     assert not list(declaration_problems(declared(USERS), started, (), FINGERPRINTS))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_kind_known_by_what_its_new_rows_do_not_hold_is_told(kept: bool) -> None:
+    operations = [] if kept else [props.drop("Type")]
+    target = Target(
+        "New",
+        partition_key=keys.keep(),
+        row_key=keys.literal("U:") + keys.prop("RowKey"),
+        properties=[props.copy("RowKey", to="Old"), *operations],
+    )
+    kinds = [RowKind("user", when=rows.prop("Type", equals="user"), target=target)]
+    migration = Migration("Old", kinds=kinds, capture="delta")
+    told = {problem.code: problem for problem in declaration_problems(declared(migration), None, (), {})}
+    assert list(told) == ([] if kept else ["kind-not-kept"])
+    assert kept or "rows of user are known by Type" in told["kind-not-kept"].message
 
 
 def test_a_missing_secret_and_no_way_back_are_told() -> None:
