@@ -2,7 +2,7 @@
 // acknowledged as a line of JSON: the row, and its number, null for a deleted one. What was not acknowledged is tried
 // again through the next proxy. A refusal that is no invitation to try again ends it.
 //
-//     node --input-type=module --eval "$(cat proxy_writes.mjs)" PACKAGE ENDPOINT,ENDPOINT TABLE VIEW    PROXY_KEY set
+//     node --input-type=module --eval "$(cat proxy_writes.mjs)" PACKAGE ENDPOINT,ENDPOINT TABLE VIEW    PROXY_KEY or PROXY_TOKEN set
 const [kind, endpoints, table, view] = process.argv.slice(1);
 const account = new URL(endpoints.split(",")[0]).pathname.slice(1), key = process.env.PROXY_KEY;
 const own = `${kind.replace(/\W/g, "")}-${view}-`;
@@ -26,8 +26,10 @@ if (kind === "azure-storage") {
 } else {
   const { AzureNamedKeyCredential, TableClient } = await import("@azure/data-tables");
   open = (endpoint) => {
-    const options = { allowInsecureConnection: true, retryOptions: { maxRetries: 0 } };
-    const client = new TableClient(endpoint, table, new AzureNamedKeyCredential(account, key), options);
+    const token = process.env.PROXY_TOKEN, options = { allowInsecureConnection: !token, retryOptions: { maxRetries: 0 } };
+    const credential = token ? { getToken: async () => ({ token, expiresOnTimestamp: Date.now() + 3_600_000 }) }
+      : new AzureNamedKeyCredential(account, key);
+    const client = new TableClient(endpoint, table, credential, options);
     const entity = ({ PartitionKey: partitionKey, RowKey: rowKey }, more) => ({ partitionKey, rowKey, ...more });
     return {
       replace: (keys, more) => client.upsertEntity(entity(keys, more), "Replace"),

@@ -23,6 +23,7 @@ import pytest
 from rekey.rehearse.azurite import Azurite
 from tests.worlds.azurite_projects import Project, Running
 from tests.worlds.fleet import Fleet, Stage, waited_for
+from tests.worlds.issued_tokens import issued_token
 
 pytestmark = pytest.mark.azurite
 ROWS = 240
@@ -59,6 +60,7 @@ class Proxy:
     port: int = field(default_factory=free_port)
     admin: int = field(default_factory=free_port)
     running: Running | None = None
+    is_secure: bool = False
 
     def start(self) -> Proxy:
         """Start it and wait until it is ready."""
@@ -81,7 +83,8 @@ class Proxy:
     @property
     def endpoint(self) -> str:
         """What an application is given."""
-        return f"http://127.0.0.1:{self.port}/{self.project.azurite.tables.name}"
+        scheme = "https" if self.is_secure else "http"
+        return f"{scheme}://127.0.0.1:{self.port}/{self.project.azurite.tables.name}"
 
     def end(self, number: int) -> int:
         """End it by a signal; return its exit code."""
@@ -112,9 +115,16 @@ def followed(stage: Stage) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("whole", "with_token"),
+    [
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.soak),
+        pytest.param(True, True, marks=pytest.mark.soak),
+    ],
+)
 def test_unmodified_clients_lose_nothing_through_a_migration(
-    tmp_path: Path, azurite: Azurite, whole: bool
+    tmp_path: Path, azurite: Azurite, whole: bool, with_token: bool
 ) -> None:
     """Through two proxies, one of which is killed in the backfill: apply, cutover, rollback. All acknowledged
     writes are in the tables, and replicas are alike. The whole one has another kill, cutover and the end."""
@@ -122,10 +132,13 @@ def test_unmodified_clients_lose_nothing_through_a_migration(
     with ExitStack() as stack:
         stage = Stage(Project(tmp_path / "project", azurite), world)
         stage.load([f"r{number}" for number in range(ROWS)])
-        one, other = stack.enter_context(
-            proxies_of(stage.project, Proxy(stage.project), Proxy(stage.project))
-        )
+        issued = stack.enter_context(issued_token(tmp_path / "issued")) if with_token else None
+        proxies = [Proxy(stage.project, is_secure=with_token) for _ in range(2)]
+        settings = PROXY + (issued.settings if issued is not None else "")
+        one, other = stack.enter_context(proxies_of(stage.project, *proxies, settings=settings))
         where = replace(stage.where, proxies=(one.endpoint, other.endpoint))
+        if issued is not None:
+            where = replace(where, token=issued.token, ca=str(issued.ca))
         fleet = stack.enter_context(Fleet(tmp_path / "clients", where, world, WRITTEN))
         pause = 0.05 if whole else 1.0
         for name, view in (("old-a", "old"), ("old-b", "old"), ("new-a", "new"), ("new-b", "new")):

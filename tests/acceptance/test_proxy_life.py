@@ -1,10 +1,11 @@
-"""Microsoft's two packages for Go, and Azure CLI, unmodified, write through proxies over a whole migration,
-in both views, from before it begins until after the handover of its index table. No call fails, no write that
-was acknowledged is lost or doubled, no deleted row comes back.
+"""Microsoft's two packages for Go, its package for Java, and Azure CLI, unmodified, write through proxies
+over a whole migration, in both views, from before it begins until after the handover of its index table:
+with the account's key, and with tokens over TLS. No call fails, no write that was acknowledged is lost or
+doubled, no deleted row comes back.
 
-Soak: clients for Go, and Azure CLI, through a whole migration.
-Reason, and what `make test` covers: minutes each, Go, and their packages; the SDK for Python in
-`test_proxy.py`.
+Soak: clients for Go and Java, and Azure CLI, through a whole migration.
+Reason, and what `make test` covers: minutes each, Go, Java, and their packages; the SDK for Python in
+`test_proxy.py`, its tokens in `tests/contract/test_proxy_tokens.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.acceptance.test_proxy import Proxy, proxies_of
 from tests.acceptance.test_proxy_cli import az
 from tests.worlds.azurite_projects import Project
 from tests.worlds.fleet import waited_for
+from tests.worlds.issued_tokens import IssuedToken, issued_token
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak, pytest.mark.timeout(1800)]
 __all__ = ["az"]
@@ -78,25 +80,82 @@ def go_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if go is None:
         pytest.skip("needs Go: https://go.dev/dl")
     program = tmp_path_factory.mktemp("go") / "writer"
-    built = subprocess.run(
-        [go, "build", "-o", str(program), "."],
-        cwd=Path(__file__).with_name("go"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
+    _built(go, "build", "-o", str(program), ".", folder=Path(__file__).with_name("go"))
     return program
 
 
+@pytest.fixture(scope="module")
+def java_writer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command of the writer in Java, compiled, with its packages from Maven's registry."""
+    missing = [name for name in ("mvn", "javac", "keytool") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs Java 17 and Maven: {', '.join(missing)} not found")
+    folder, sources = tmp_path_factory.mktemp("java"), Path(__file__).with_name("java")
+    classpath = folder / "classpath"
+    _built(
+        "mvn",
+        "-q",
+        "-B",
+        "-f",
+        str(sources / "pom.xml"),
+        "dependency:build-classpath",
+        f"-Dmdep.outputFile={classpath}",
+    )
+    packages = classpath.read_text("utf-8").strip()
+    _built("javac", "-encoding", "UTF-8", "-cp", packages, "-d", str(folder), str(sources / "Writer.java"))
+    return ["java", "-Dfile.encoding=UTF-8", "-cp", f"{folder}:{packages}"]
+
+
+def _built(*words: str, folder: Path | None = None) -> None:
+    built = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.fixture(params=["key", "token"])
+def issued(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IssuedToken | None]:
+    """A token that the proxies take; None: applications sign with the account's key."""
+    if request.param == "key":
+        yield None
+    else:
+        with issued_token(tmp_path / "issued") as token:
+            yield token
+
+
 def test_clients_for_go_lose_nothing_through_a_migration(
-    tmp_path: Path, emulator: Azurite, go_writer: Path
+    tmp_path: Path, emulator: Azurite, go_writer: Path, issued: IssuedToken | None
 ) -> None:
     def start(project: Project, proxy: Proxy, package: str, view: str) -> Writer:
         words = [str(go_writer), package, proxy.endpoint, table_of(project, view), view]
+        if issued is not None:
+            return Writer(words, tmp_path, {"PROXY_TOKEN": issued.token, "SSL_CERT_FILE": str(issued.ca)})
         return Writer(words, tmp_path, {"PROXY_KEY": project.azurite.tables.key})
 
-    writers = live(tmp_path, emulator, ("storage", "aztables"), start)
+    packages = ("storage", "aztables") if issued is None else ("aztables",)  # `storage` takes no tokens
+    writers = live(tmp_path, emulator, packages, start, issued)
+    for writer in writers:
+        assert writer.verbs == {"insert", "replace", "merge", "update", "batch", "remove"}
+
+
+def test_clients_for_java_lose_nothing_through_a_migration(
+    tmp_path: Path, azurite: Azurite, java_writer: list[str], issued: IssuedToken | None
+) -> None:
+    [java, *options] = java_writer
+    if issued is not None:
+        store = tmp_path / "trust.p12"
+        _built(
+            *("keytool", "-importcert", "-noprompt", "-alias", "rekey", "-file", str(issued.ca)),
+            *("-keystore", str(store), "-storepass", "changeit"),
+        )
+        options += [f"-Djavax.net.ssl.trustStore={store}", "-Djavax.net.ssl.trustStorePassword=changeit"]
+
+    def start(project: Project, proxy: Proxy, _package: str, view: str) -> Writer:
+        words = [java, *options, "Writer", proxy.endpoint, table_of(project, view), view]
+        secret = (
+            {"PROXY_KEY": project.azurite.tables.key} if issued is None else {"PROXY_TOKEN": issued.token}
+        )
+        return Writer(words, tmp_path, secret)
+
+    writers = live(tmp_path, azurite, ("azure-data-tables",), start, issued)
     for writer in writers:
         assert writer.verbs == {"insert", "replace", "merge", "update", "batch", "remove"}
 
@@ -129,15 +188,18 @@ def table_of(project: Project, view: str) -> str:
     return project.source if view == "old" else project.target
 
 
-def live(folder: Path, azurite: Azurite, clients: Sequence[str], start: Start) -> list[Writer]:
+def live(
+    folder: Path, azurite: Azurite, clients: Sequence[str], start: Start, issued: IssuedToken | None = None
+) -> list[Writer]:
     """Take a migration from before its first phase to after its handover, while clients of both views write;
-    compare what they were told with the tables. Return the writers."""
+    compare what they were told with the tables. Return the writers. `issued`: they come with this token."""
     project = Project(folder / "project", azurite)
     project.script(SCRIPT)
     project.wire.create(project.source)
     with ExitStack() as stack:
-        both = Proxy(project), Proxy(project)
-        for_old, for_new = stack.enter_context(proxies_of(project, *both, settings=SETTINGS))
+        both = [Proxy(project, is_secure=issued is not None) for _ in range(2)]
+        settings = SETTINGS + (issued.settings if issued is not None else "")
+        for_old, for_new = stack.enter_context(proxies_of(project, *both, settings=settings))
         old = [start(project, for_old, client, "old") for client in clients]
         stack.enter_context(ended(*old))
         until_writing(old)
@@ -186,11 +248,11 @@ def compare(project: Project, old: Sequence[Writer], new: Sequence[Writer]) -> N
         assert int(source[name]["Number"]) == number
     assert index == {(row["Group"], name) for name, row in target.items()}
     for writer in [*old, *new]:
-        for name, sent in writer.times.items():
+        for name in writer.times.keys() & target.keys():
+            sent = writer.times[name]
             assert sent is not None
-            if name in target:
-                assert edm.edm_type(target[name], "When") == edm.DATETIME
-                assert moment_of(target[name]["When"]) == moment_of(sent)
+            assert edm.edm_type(target[name], "When") == edm.DATETIME
+            assert moment_of(target[name]["When"]) == moment_of(sent)
     late = [what for writer in [*old, *new] for what in writer.behind]
     print(f"{sum(writer.count for writer in [*old, *new])} writes were acknowledged; reads behind: {late}")
 

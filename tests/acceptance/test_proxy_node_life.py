@@ -1,6 +1,6 @@
 """Microsoft's SDK for Node.js and the package `azure-storage`, unmodified, write in both views through two
-proxies while keys change: apply, cutover, rollback, cutover, with kills. Nothing that was acknowledged is
-lost, and no write is refused.
+proxies while keys change: apply, cutover, rollback, cutover, with kills; with the account's key, and with
+tokens over TLS. Nothing that was acknowledged is lost, and no write is refused.
 
 Soak: clients for Node.js through a whole migration.
 Reason, and what `make test` covers: two minutes, and their packages; the SDK for Python in `test_proxy.py`.
@@ -17,8 +17,9 @@ import pytest
 from benchmarks.peers import node_script
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.proxy_writers import Writer, ended, expected_of
-from tests.acceptance.test_proxy import Proxy, proxies_of
+from tests.acceptance.test_proxy import PROXY, Proxy, proxies_of
 from tests.worlds.azurite_projects import Project
+from tests.worlds.issued_tokens import IssuedToken, issued_token
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak, pytest.mark.timeout(900)]
 WRITES = Path(__file__).with_name("proxy_writes.mjs")
@@ -40,25 +41,33 @@ migration = Migration(
 '''
 
 
-def start(package: str, proxies: tuple[Proxy, ...], view: str) -> Writer:
-    """Start a client of a view that writes through either proxy."""
+def start(package: str, proxies: tuple[Proxy, ...], view: str, issued: IssuedToken | None) -> Writer:
+    """Start a client of a view that writes through either proxy, with a token or the account's key."""
     [program, beside] = node_script()
     project = proxies[0].project
     table = project.source if view == "old" else project.target
     words = (package, ",".join(proxy.endpoint for proxy in proxies), table, view)
     program_words = (program, "--input-type=module", "--eval", WRITES.read_text("utf-8"), *words)
-    return Writer(program_words, Path(beside).parent, {"PROXY_KEY": project.azurite.tables.key})
+    secret = {"PROXY_KEY": project.azurite.tables.key}
+    if issued is not None:
+        secret = {"PROXY_TOKEN": issued.token, "NODE_EXTRA_CA_CERTS": str(issued.ca)}
+    return Writer(program_words, Path(beside).parent, secret)
 
 
+@pytest.mark.parametrize("with_token", [False, True])
 def test_clients_in_another_language_lose_nothing_through_a_migration(
-    tmp_path: Path, azurite: Azurite
+    tmp_path: Path, azurite: Azurite, with_token: bool
 ) -> None:
     project = Project(tmp_path / "project", azurite)
     project.script(SCRIPT)
     project.wire.create(project.source)
     with ExitStack() as stack:
-        both = stack.enter_context(proxies_of(project, Proxy(project), Proxy(project)))
-        old = [start(package, both, "old") for package in PACKAGES]
+        issued = stack.enter_context(issued_token(tmp_path / "issued")) if with_token else None
+        packages = PACKAGES if issued is None else PACKAGES[-1:]  # `azure-storage` takes no tokens
+        settings = PROXY + (issued.settings if issued is not None else "")
+        proxies = [Proxy(project, is_secure=with_token) for _ in range(2)]
+        both = stack.enter_context(proxies_of(project, *proxies, settings=settings))
+        old = [start(package, both, "old", issued) for package in packages]
         stack.enter_context(ended(*old))
         for writer in old:
             writer.until_writing()
@@ -70,7 +79,7 @@ def test_clients_in_another_language_lose_nothing_through_a_migration(
         running = project.start("apply")
         again(both[1])
         running.wait().ended(0)
-        new = [start(package, both, "new") for package in PACKAGES]
+        new = [start(package, both, "new", issued) for package in packages]
         stack.enter_context(ended(*new))
         everyone = [*old, *new]
         for writer in everyone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.data.tables import TableClient
 
 from rekey import DualWriteTableClient, aio
@@ -26,7 +27,8 @@ from rekey.rehearse.azurite import AzuriteAccount
 @dataclass(frozen=True)
 class Where:
     """What a client is given: accounts (behind the weather), script, secret, settings of its lease. It uses
-    the SDK's own client at one of the `proxies`, if there are any, or at the account itself if `plain`."""
+    the SDK's own client at one of the `proxies`, if there are any, or at the account itself if `plain`; with
+    an access `token`, if there is one, and then trusts the CA in the file `ca`."""
 
     tables: AzuriteAccount
     restricted: AzuriteAccount
@@ -40,6 +42,8 @@ class Where:
     proxies: tuple[str, ...] = ()
     targets: AzuriteAccount | None = None
     plain: bool = False
+    token: str = field(default="", repr=False)
+    ca: str = ""
 
 
 def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
@@ -82,7 +86,7 @@ def _plain(where: Where, view: str, name: str) -> TableClient:
     endpoint = account.endpoint
     if where.proxies:
         endpoint = where.proxies[zlib.crc32(name.encode()) % len(where.proxies)]
-    credential = AzureNamedKeyCredential(account.name, account.key)
+    credential = _Token(where.token) if where.token else AzureNamedKeyCredential(account.name, account.key)
     return TableClient(
         endpoint,
         own_name(table),
@@ -90,7 +94,18 @@ def _plain(where: Where, view: str, name: str) -> TableClient:
         retry_total=0,
         retry_to_secondary=False,
         read_timeout=40,
+        connection_verify=where.ca or True,
     )
+
+
+class _Token:
+    """A credential that has its token already."""
+
+    def __init__(self, token: str) -> None:
+        self._token = AccessToken(token, int(time.time()) + 3600)
+
+    def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
+        return self._token
 
 
 class _Awaitable:
