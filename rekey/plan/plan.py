@@ -21,7 +21,7 @@ from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
 from rekey.plan.estimate import Batches, Workload, estimate
-from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
+from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems, time_problems
 from rekey.plan.result import (
     Advice,
     Basis,
@@ -227,13 +227,13 @@ def _with_rows(
     mapping = replace(mapping, fills=fills, kinds=survey.kinds(weights))
     named = survey.absent if mapping.sampled_rows else {}
     absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
-    problems = row_problems(inventory, mapping, subject.ids_hold, absent)
-    plan = replace(
-        plan,
-        problems=ordered([*plan.problems, *problems]),
-        mapping=mapping,
-        estimate=estimate(work, options.limits, retention_s=options.gates.retention_s, prices=options.prices),
-    )
+    gates = options.gates
+    estimated = estimate(work, options.limits, retention_s=gates.retention_s, prices=options.prices)
+    problems = [
+        *row_problems(inventory, mapping, subject.ids_hold, absent),
+        *time_problems(estimated, gates.verification_max_age_s),
+    ]
+    plan = replace(plan, problems=ordered([*plan.problems, *problems]), mapping=mapping, estimate=estimated)
     if not sum(counts.source_rows):
         return plan
     colliding: Counter[str] = Counter()

@@ -3,6 +3,7 @@ what the plan cannot know (notes). Pure rules, no I/O."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from rekey.declaration.props import Copy
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
-from rekey.plan.result import MappingResult, Problem, TableState
-from rekey.present.text import counted
+from rekey.plan.estimate import RECONCILE
+from rekey.plan.result import Estimate, MappingResult, Problem, TableState
+from rekey.present.text import counted, duration
 
 # The entries `severity`, `message` and `cure` of all problems, by code.
 TEXTS = catalogue(Path(__file__).with_name("problems.toml"))
@@ -188,6 +190,17 @@ def row_problems(
             continue
         code = "batches-of-one" if fill.rows_per_batch < 1.05 else "thin-batches"
         yield _problem(code, fill.rows, fill=fill, least=-(-fill.table_rows // 100))
+
+
+def time_problems(estimated: Estimate, max_age_s: float) -> Iterator[Problem]:
+    """Yield the problem that a comparison of everything takes longer than it counts. `max_age_s`: for how
+    many seconds it does."""
+    [takes_s] = [each.at_limits_s for each in estimated.durations if each.phase == RECONCILE]
+    if takes_s > max_age_s:
+        asked = f"{math.ceil(2 * takes_s / 3600)}h"
+        yield _problem(
+            "comparison-outlasts-its-age", takes=duration(takes_s), age=duration(max_age_s), asked=asked
+        )
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -14,7 +14,15 @@ from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.plan.absent import explained, named_properties, spelling_of
-from rekey.plan.problems import Started, declaration_problems, ordered, row_problems, table_problems
+from rekey.plan.estimate import Batches, Workload, estimate
+from rekey.plan.problems import (
+    Started,
+    declaration_problems,
+    ordered,
+    row_problems,
+    table_problems,
+    time_problems,
+)
 from rekey.plan.result import (
     CollisionGroup,
     Collisions,
@@ -24,6 +32,7 @@ from rekey.plan.result import (
     TableFill,
     TableState,
 )
+from rekey.project.config import Limits
 from tests.worlds.plans import FINGERPRINTS, declared
 from tests.worlds.small import POSTS, USERS
 
@@ -223,3 +232,12 @@ def test_a_partition_per_row_is_told_with_what_it_costs() -> None:
 def test_errors_come_first() -> None:
     note, error = Problem("a", Severity.NOTE, "m", "c"), Problem("b", Severity.ERROR, "m", "c")
     assert ordered([note, error]) == (error, note)
+
+
+@pytest.mark.parametrize(("rows", "told"), [(10**8, False), (10**9, True)])
+def test_a_comparison_that_outlasts_its_age_is_told(rows: int, told: bool) -> None:
+    fill = TableFill("T", rows, rows, rows // 100, True, 100, 0.0)
+    work = Workload(rows, 1, Batches(rows // 100, 0, rows), [fill], follows=False)
+    problems = list(time_problems(estimate(work, Limits()), max_age_s=86_400.0))
+    assert found(problems) == ({"comparison-outlasts-its-age": Severity.WARNING} if told else {})
+    assert not told or "[gates]" in problems[0].cure
