@@ -183,7 +183,7 @@ class PropertyMapping:
         for name in property_names(target):
             if name in old_names:
                 old = old_names[name]
-            elif self.carries(name) and name not in self.copies:
+            elif self.carries(name) and self._is_own(name, target):
                 old = name
             else:
                 continue
@@ -202,6 +202,14 @@ class PropertyMapping:
             row[old] = value
             if edm is not None:
                 row[old + TYPE_SUFFIX] = edm
+
+    def _is_own(self, name: str, target: Row) -> bool:
+        """Tell whether a property of the new row is no copy. A copy has its source beside it, where the new
+        row holds that; a row without it can have a property of its own under the copy's name."""
+        source = self.copies.get(name)
+        return source is None or (
+            source not in SYSTEM_PROPERTIES and target.get(self.renames.get(source, source)) is None
+        )
 
     def _keep_source_properties(self, target: Row, row: Row, source: Row, forward: Step) -> None:
         mapped: Row = {}

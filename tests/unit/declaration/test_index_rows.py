@@ -131,3 +131,11 @@ def test_an_old_key_that_main_rows_do_not_hold_is_lost_only_to_indexes_made_of_i
     main, *index_rows = made.map(read(SOURCE))
     if not lost:
         assert made.index_rows(read(main.row)) == index_rows
+
+
+def test_a_property_under_the_name_of_a_copy_is_the_rows_own_where_the_copys_source_is_absent() -> None:
+    mapped = mapper(props.copy("A", to="B"), index=index(props.keep_all()))
+    row: Row = {"PartitionKey": "p", "RowKey": "r", "B": "own", "N": 5}
+    main, *index_rows = mapped.map(row)
+    assert mapped.index_rows(read(main.row)) == index_rows
+    assert mapped.reverse(main.row, mapped.source_key(main.row), None) == row
