@@ -4,7 +4,6 @@ found when the declaration is made; at run time an operation can conflict only w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as SetOf
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -31,6 +30,10 @@ Step: TypeAlias = Callable[[Sequence[Row], Sequence[Row]], None]
 
 _NAMED_AT_MOST = 3
 _KNOWN_SHAPES = 4096
+
+
+def _every(_name: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -170,15 +173,17 @@ class PropertyMapping:
         return row
 
     def source_properties(
-        self, target: Row, old_key: EntityKey, needed: SetOf[str] | None, scope: Scope
+        self, target: Row, old_key: EntityKey, needed: Callable[[str], bool], scope: Scope
     ) -> Row:
-        """Return a source row with the properties that a target row gives back, whether or not it maps to
-        that row again. `needed`: only these; None: all. Raises RowRefused."""
+        """Return a source row with the properties that a target row gives back, of those that are needed,
+        whether or not it maps to that row again. Raises RowRefused."""
         row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
         self._undo_properties(target, row, scope, needed)
         return row
 
-    def _undo_properties(self, target: Row, row: Row, scope: Scope, needed: SetOf[str] | None = None) -> None:
+    def _undo_properties(
+        self, target: Row, row: Row, scope: Scope, needed: Callable[[str], bool] = _every
+    ) -> None:
         old_names = self._old_names
         for name in property_names(target):
             if name in old_names:
@@ -187,7 +192,7 @@ class PropertyMapping:
                 old = name
             else:
                 continue
-            if needed is not None and old not in needed:
+            if not needed(old):
                 continue
             value, edm = target[name], target.get(name + TYPE_SUFFIX)
             if name in self.casts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from rekey.core.edm import STRING, edm_type
@@ -21,6 +21,7 @@ _OLD_KEY_CURE = (
     " in the old view"
 )
 EVERY_ROW = every()
+_KNOWN_NAMES = 4096
 _make = tuple.__new__
 
 
@@ -105,9 +106,7 @@ class KindMapper:
             if key in inputs and not text.startswith(self._when.prefix_of(key)):
                 problem = f"what the row holds as its old {key} is not that of a row of its kind"
                 raise RowRefused("no-old-key", f"{self._where}.properties", problem, cure=_OLD_KEY_CURE)
-        carries_all = any(index.property_mapping.kept is None for index in self._declared)
-        needed = None if carries_all or WHOLE_ROW in inputs else inputs
-        row = self._mapping.source_properties(target_row, old_key, needed, self._scope)
+        row = self._mapping.source_properties(target_row, old_key, self._needed, self._scope)
         row[TIMESTAMP] = target_row.get(TIMESTAMP)
         return self._index_rows(row, target_row)
 
@@ -132,6 +131,17 @@ class KindMapper:
     @cached_property
     def _index_inputs(self) -> frozenset[str]:
         return frozenset[str]().union(*(index.inputs for index in self._declared))
+
+    @cached_property
+    def _needed(self) -> Callable[[str], bool]:
+        inputs, carried = self._index_inputs, [index.property_mapping for index in self._declared]
+
+        @lru_cache(_KNOWN_NAMES)
+        def is_needed(name: str) -> bool:
+            """Tell whether index rows are made of a source property."""
+            return bool(inputs & {name, WHOLE_ROW}) or any(mapping.carries(name) for mapping in carried)
+
+        return is_needed
 
     def _index_rows(self, row: Row, main: Row) -> list[TargetRow]:
         return [

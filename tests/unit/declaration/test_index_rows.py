@@ -139,3 +139,11 @@ def test_a_property_under_the_name_of_a_copy_is_the_rows_own_where_the_copys_sou
     main, *index_rows = mapped.map(row)
     assert mapped.index_rows(read(main.row)) == index_rows
     assert mapped.reverse(main.row, mapped.source_key(main.row), None) == row
+
+
+def test_what_an_index_leaves_out_may_be_anything_in_a_main_row() -> None:
+    casts = (props.cast("B", "binary"), props.cast("N", "string", was="int32"))
+    made = mapper(*casts, index=index(props.keep_all(), props.drop("B", "N")), old_keys=ROW_KEY_ONLY)
+    assert made.index_inputs_lost == ()
+    main, *index_rows = made.map(read({**SOURCE, "B": "Yg=="}))
+    assert made.index_rows(read({**main.row, "N": "no number"})) == index_rows
