@@ -145,7 +145,9 @@ class Mapper:
         return self._by_kind(rows, KindMapper.map_main)
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
-        mapped = self._by_kind(rows, KindMapper.map)
+        # Nothing compares index rows with main rows where those do not hold what they are made of.
+        apply = KindMapper.map if self.index_inputs_lost else KindMapper.map_comparable
+        mapped = self._by_kind(rows, apply)
         for target_rows in mapped if self.co_located else ():
             self._check_transaction(target_rows)
         return mapped

@@ -79,6 +79,17 @@ class PropertyMapping:
         """Source properties that the new row holds under another name only, by that name."""
         return {new: old for old, new in self.renames.items()} | self.restored
 
+    @property
+    def ambiguous(self) -> dict[str, str]:
+        """Names that a rename or copy gives and that source rows may have of their own, each with the source
+        property that it is given to. A new row alone does not always say whose its property is."""
+        named = {**{new: old for old, new in self.renames.items()}, **self.copies}
+        return {
+            name: source
+            for name, source in named.items()
+            if source not in SYSTEM_PROPERTIES and self.carries(name)
+        }
+
     def gives_back(self, name: str) -> bool:
         """Tell whether the new row alone says what a source property was: it is there, uncast, under its own
         name or one that an operation gives it. A property that had the latter name already is taken for it.

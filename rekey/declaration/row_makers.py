@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from rekey.core.edm import STRING, edm_type
+from rekey.core.edm import STRING, canonical_content, edm_type
 from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
 from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
@@ -14,7 +14,7 @@ from rekey.declaration.property_mapping import Step
 from rekey.declaration.rows import Condition, every
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Target
 from rekey.errors import RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 
 _OLD_KEY_CURE = (
     "write the old keys into the row's copied properties when creating rows in the new table, or create them"
@@ -78,6 +78,24 @@ class KindMapper:
             target_rows += self._index_rows(row, target_rows[0].row)
         return mapped
 
+    def map_comparable(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
+        """As `map`, but also refuse a row whose main row alone would give other index rows."""
+        mapped = self.map(rows)
+        for row, target_rows in zip(rows, mapped, strict=True) if self._ambiguous else ():
+            own = {
+                name: old
+                for name, old in self._ambiguous.items()
+                if row.get(name) is not None and row.get(old) is None
+            }
+            if own and not self._gives_index_rows(row, target_rows):
+                owned = " and ".join(
+                    f"a property {name} of its own and no {old}" for name, old in own.items()
+                )
+                problem = f"the row has {owned}, so its index rows could not be made from its new row alone"
+                cure = f'drop it (props.drop("{min(own)}")), rename it, or choose another name'
+                raise self._scope.refusal("bad-property-name", problem, cure=cure)
+        return mapped
+
     def keys(self, row: Row) -> list[tuple[int, EntityKey]]:
         """Return table number and key of every row that a source row maps to. Raises RowRefused."""
         keys = [(0, key) for key in self._main.keys(row)]
@@ -115,6 +133,18 @@ class KindMapper:
         """The keys and properties of source rows that index rows are made of and that a main row does not
         hold unchanged; `*` where they may be made of any."""
         return frozenset[str]().union(*map(self._lost_to, self._declared))
+
+    @cached_property
+    def _ambiguous(self) -> Mapping[str, str]:
+        return self._mapping.ambiguous if self._indexes else {}
+
+    def _gives_index_rows(self, row: Row, target_rows: Sequence[TargetRow]) -> bool:
+        main, *index_rows = target_rows
+        try:
+            again = self.index_rows({**main.row, TIMESTAMP: row.get(TIMESTAMP)})
+        except RowRefused:
+            return False
+        return [*map(_content, again)] == [*map(_content, index_rows)]
 
     def _lost_to(self, index: Index) -> set[str]:
         main, carried = self._mapping, index.property_mapping
@@ -227,6 +257,10 @@ class IndexMaker(RowMaker):
         # Two items with the same key give equal rows: content does not depend on the item.
         index_rows = [self.make(row, item, pointer) for item in self._items(row)]
         return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in index_rows}.values())
+
+
+def _content(target_row: TargetRow) -> tuple[int, EntityKey, list[tuple[str, str, str]]]:
+    return target_row.table, key_of(target_row.row), canonical_content(target_row.row)
 
 
 def _key_makers(
