@@ -12,11 +12,12 @@ from rekey.client.flow import Flow
 from rekey.client.lease import Permit
 from rekey.client.parts import WIDTH, ClientParts
 from rekey.client.replicas import follow, propagate, release, unsettled
-from rekey.client.steps import IntentRef, State
+from rekey.client.steps import State
 from rekey.errors import RekeyError
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
+from rekey.protocol.journal import IntentRef
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
@@ -72,7 +73,7 @@ class Finisher:
     # A dict, not a set: in order of arrival, so that a run can be reproduced.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
     # Intents waiting to be removed, by call; one transaction at a time removes all of them.
-    _ended: dict[tuple[EntityKey, ...], None] = field(default_factory=dict, init=False)
+    _ended: dict[tuple[IntentRef, ...], None] = field(default_factory=dict, init=False)
     _removing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @property
@@ -138,7 +139,7 @@ class Finisher:
                     done = await self.reverse.settle(decides, intent.side, intent.key)
                 ambiguous = done.ambiguous
                 if not ambiguous:
-                    await self.client.journal.end([intent.id])
+                    await self.client.journal.end([intent])
                     return
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
@@ -229,31 +230,31 @@ class Finisher:
         for intent in retained:
             # Marked as settled, and removed once no unfinished write can look for it.
             with suppress(RekeyError):  # without the mark it is settled again before it is removed
-                await self.client.journal.keep(intent.id, "*")
+                await self.client.journal.keep(intent.id, intent.etag)
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:
             if intents:
-                await self._remove(tuple(intent.id for intent in intents))
+                await self._remove(tuple(intents))
             for intent in intents:
                 self.client.in_flight.decided.pop(intent.id, None)
         except BaseException:
             self._keep(flow, intents, ambiguous=False, decided=True)
             raise
 
-    async def _remove(self, ids: tuple[EntityKey, ...]) -> None:
+    async def _remove(self, intents: tuple[IntentRef, ...]) -> None:
         """Remove a call's intents, in one transaction with those of all calls that wait for the same. A
         failure is raised to the call that ran the transaction; the others retry theirs."""
-        self._ended[ids] = None
+        self._ended[intents] = None
         try:
             async with self._removing:
-                if ids in self._ended:
+                if intents in self._ended:
                     waiting = tuple(self._ended)
-                    await self.client.journal.end([key for ids_of_call in waiting for key in ids_of_call])
-                    for keys in waiting:
-                        self._ended.pop(keys, None)
+                    await self.client.journal.end([intent for of_call in waiting for intent in of_call])
+                    for of_call in waiting:
+                        self._ended.pop(of_call, None)
         finally:
-            self._ended.pop(ids, None)
+            self._ended.pop(intents, None)
 
     def _keep(self, flow: Flow, intents: Sequence[IntentRef], *, ambiguous: bool, decided: bool) -> None:
         for intent in intents:
@@ -312,16 +313,14 @@ class Finisher:
                 self.client.in_flight.settles([left.intent]),
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
-                    intent = left.intent
                     # Renew its age: the sweeper takes only intents older than the longest operation, so it
                     # never meets one that is being settled.
-                    await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+                    left.intent = intent = await self.client.journal.touch(left.intent, now.epoch)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.ambiguous:
                         left.in_flight_s = self.client.max_in_flight_s
-                    if not left.in_flight_s:
-                        await self.client.journal.end([intent.id])
+                    if not left.in_flight_s and await self.client.journal.end_if(intent):
                         self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1

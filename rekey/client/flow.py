@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from rekey.client.authority import Authority
 from rekey.client.lease import Permit
 from rekey.client.parts import ClientParts
-from rekey.client.steps import Decided, Followed, IntentRef, Prepared, Request
+from rekey.client.steps import Decided, Followed, Prepared, Request
 from rekey.errors import RekeyError
 from rekey.model import EntityKey
+from rekey.protocol.journal import IntentRef
 from rekey.protocol.rules import Side
 from rekey.tables.base import Operation, rejected
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from rekey.client.steps import IntentRef
 from rekey.model import EntityKey
+from rekey.protocol.journal import IntentRef
 from rekey.protocol.rules import Side
 
 

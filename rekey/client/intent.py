@@ -12,7 +12,7 @@ from typing import Any
 from rekey.client.flow import Flow, check_one_partition
 from rekey.client.parts import ROW_TOO_BUSY, account_of, refused_by
 from rekey.client.source_authority import SourceAuthority
-from rekey.client.steps import Decided, Draft, IntentRef, Prepared, Request, known
+from rekey.client.steps import Decided, Draft, Prepared, Request, known
 from rekey.client.target_authority import TargetAuthority
 from rekey.errors import (
     ConditionFailed,
@@ -98,9 +98,10 @@ async def prepare(flow: Flow) -> list[Prepared] | None:
 async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Request, EntityKey]]) -> None:
     """Write one intent for each key; they are durable when it returns."""
     client = flow.client
-    ids = await client.journal.begin(client.client_id, flow.permit.epoch, side, [key for _, key in keys])
-    for (request, key), intent_id in zip(keys, ids, strict=True):
-        request.pending.intents.append(IntentRef(intent_id, side, key))
+    begin = client.journal.begin
+    intents = await begin(client.client_id, flow.permit.epoch, side, [key for _, key in keys])
+    for (request, key), intent in zip(keys, intents, strict=True):
+        request.pending.intents.append(intent)
         client.in_flight.begins(side, key)
 
 

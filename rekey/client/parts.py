@@ -13,7 +13,7 @@ from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.errors import CredentialRefused, ServiceError, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey
-from rekey.protocol.journal import Journal
+from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.rules import SOURCE, View
 from rekey.tables.base import Table
@@ -100,13 +100,13 @@ class AnnouncedKey:
     """A key that a client writes besides those of its call (`rekey.protocol.propagate.Announced`)."""
 
     journal: Journal
-    intent_id: EntityKey
+    intent: IntentRef
 
     def check(self) -> None:
         """Do nothing: the call has its own deadline."""
 
     async def end(self) -> None:
-        await self.journal.end([self.intent_id])
+        await self.journal.end([self.intent])
 
 
 async def announce(client: ClientParts, source_key: EntityKey) -> AnnouncedKey:
@@ -114,8 +114,8 @@ async def announce(client: ClientParts, source_key: EntityKey) -> AnnouncedKey:
     permit = client.current()
     if permit is None:
         raise Unavailable("the client's lease is over", status=503, hint="repeat the operation")
-    [intent_id] = await client.journal.begin(client.client_id, permit.epoch, SOURCE, [source_key])
-    return AnnouncedKey(client.journal, intent_id)
+    [intent] = await client.journal.begin(client.client_id, permit.epoch, SOURCE, [source_key])
+    return AnnouncedKey(client.journal, intent)
 
 
 def account_of(error: ServiceError) -> str:

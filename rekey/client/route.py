@@ -17,7 +17,6 @@ from rekey.client.replicas import follow
 from rekey.client.secondary import WithSecondary, confirmed
 from rekey.client.send import outcome_unknown, send, send_alone
 from rekey.client.source_authority import SourceAuthority
-from rekey.client.steps import IntentRef
 from rekey.client.target_authority import TargetAuthority
 from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
@@ -137,11 +136,10 @@ class Writer:
             if now.is_followed:
                 keys, side = [operation.key for operation in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):
-                    ids = await client.journal.begin(client.client_id, now.epoch, side, keys)
+                    intents = await client.journal.begin(client.client_id, now.epoch, side, keys)
                     decides = authority(now.phase)
                     if decides is not None:  # in a freeze the runner or the next epoch's sweep settles them
-                        for intent_id, key in zip(ids, keys, strict=True):
-                            intent = IntentRef(intent_id, side, key)
+                        for intent in intents:
                             self.finisher.keep(intent, now, decides, ambiguous=True, decided=True)
         except Exception:  # noqa: BLE001 - after any error the outcome is unknown
             raise took_too_long(self.client.table.name, sent=True) from None
@@ -167,8 +165,8 @@ class Writer:
         mains = sorted({pointer_of(row) for row in pointing})
         # The application's index rows can be delayed, or be of an older main row: so the main rows are
         # announced before the write, and settled after it.
-        ids = await client.journal.begin(client.client_id, permit.epoch, TARGET, mains) if mains else []
-        intents = [IntentRef(key, TARGET, main) for key, main in zip(ids, mains, strict=True)]
+        begin = client.journal.begin
+        intents = await begin(client.client_id, permit.epoch, TARGET, mains) if mains else []
         try:
             etags = await send_alone(table, operations, client.wait_out)
         except BaseException as error:

@@ -11,20 +11,12 @@ from typing import TypeVar
 
 from rekey.mapping.rows import Forward, Owner, TargetKey, targets_of
 from rekey.model import EntityKey, Row
+from rekey.protocol.journal import IntentRef
 from rekey.protocol.replicas import Rows, Seen, Writes
 from rekey.protocol.rules import Side
 from rekey.tables.base import Operation, Verb
 
 K = TypeVar("K")
-
-
-@dataclass(frozen=True, slots=True)
-class IntentRef:
-    """An intent that this process wrote: its id in the journal, and what it is about."""
-
-    id: EntityKey
-    side: Side
-    key: EntityKey
 
 
 @dataclass(slots=True)

@@ -11,12 +11,11 @@ from functools import partial
 from rekey.client.finish import Finisher
 from rekey.client.lease import Permit
 from rekey.client.reading import LeaseSettings
-from rekey.client.steps import IntentRef
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import RekeyError, ServiceError
 from rekey.model import EntityKey
 from rekey.protocol.effects import side_by_side
-from rekey.protocol.journal import Intent
+from rekey.protocol.journal import Intent, IntentRef
 from rekey.protocol.registry import SAFETY_S, Registry, over_at, settlers
 from rekey.protocol.rules import Side, authority, is_settled_by_clients
 from rekey.protocol.sweeper import Company
@@ -145,7 +144,7 @@ class TakeOver:
         decides = authority(permit.phase)
         if now is None or decides is None or (now.number, now.epoch) != (permit.number, permit.epoch):
             return 0
-        refs = [IntentRef(intent.id, intent.side, intent.key) for intent in intents]
+        refs = [IntentRef(intent.id, intent.side, intent.key, intent.etag) for intent in intents]
         if client.in_flight.is_writing(refs[:1], begun=True) and self._skipped[refs[0].id] < _MOST_SKIPPED:
             self._skipped[refs[0].id] += 1
             return 0

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 
 from rekey.core.clock import SystemClock, ticks_of
@@ -28,6 +28,7 @@ from rekey.model import (
     etag_of,
     key_of,
 )
+from rekey.protocol.effects import apply_operation, apply_operations
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
 
@@ -57,6 +58,16 @@ class Intent:
     etag: str
     # Other clients that have worked on its key since, first one first.
     claimed_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IntentRef:
+    """An intent as this process wrote it last; fields as in `Intent`."""
+
+    id: EntityKey
+    side: Side
+    key: EntityKey
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +108,26 @@ class Journal:
 
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
-    ) -> list[EntityKey]:
-        """Write one intent for each of 1 to 100 keys, durable on return. Returns the intents' ids, in the
-        keys' order. `epoch`: of the client's permit; `side`: which table the keys are keys of."""
+    ) -> list[IntentRef]:
+        """Write one intent for each of 1 to 100 keys, durable on return. Returns the intents, in the keys'
+        order. `epoch`: of the client's permit; `side`: which table the keys are keys of."""
         await self._fresh()
         rows = [self._row(client_id, epoch, side, key) for key in keys]
-        if len(rows) == 1:
-            await self.table.insert(rows[0])
-        else:
-            await self.table.transact([Operation(Verb.INSERT, row) for row in rows])
-        return [key_of(row) for row in rows]
+        etags = await apply_operations(self.table, [Operation(Verb.INSERT, row) for row in rows])
+        return [
+            IntentRef(key_of(row), side, key, etag or "")
+            for row, key, etag in zip(rows, keys, etags, strict=True)
+        ]
 
-    async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> str:
+    async def touch(self, intent: IntentRef, epoch: int) -> IntentRef:
         """Rewrite an intent, even if it is gone, so that its age restarts before its key is worked on.
-        Returns its ETag."""
+        Returns it as it is now."""
         await self._fresh()
-        client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
-        return await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
+        client_id = intent.id.partition.removeprefix(_partition(self.script_id, ""))
+        row = self._intent_row(intent.id, client_id, epoch, intent.side, intent.key)
+        # If the answer is lost, content tells whether it was applied: no two touches have the same.
+        row["Touch"] = self.write_id()
+        return replace(intent, etag=await self.table.upsert(row))
 
     async def claim(self, intent: Intent, client_id: str, epoch: int, open_s: float) -> str | None:
         """Rewrite an intent for a client that is about to settle it for another one, unless it changed since
@@ -134,26 +148,18 @@ class Journal:
         except (RowMissing, ConditionFailed):
             return None
 
-    async def end(self, ids: Sequence[EntityKey]) -> None:
-        """Remove intents; missing ones are no error."""
-        for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
-            keys = ids[start : start + MAX_BATCH_OPERATIONS]
-            if len(keys) > 1:
-                rows: list[Row] = [{PARTITION_KEY: key.partition, ROW_KEY: key.row} for key in keys]
-                try:
-                    await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
-                except RowMissing:
-                    pass  # some were removed meanwhile, which failed the transaction: one by one
-                else:
-                    continue
-            for key in keys:
-                with suppress(RowMissing):
-                    await self.table.delete(key)
+    async def end(self, intents: Sequence[IntentRef | Intent]) -> None:
+        """Remove intents of one client unless they changed since they were written or read: then whoever
+        changed them removes them. Missing ones are no error."""
+        # On their versions: an unanswered removal may take effect after the intent was written again, when it
+        # may be all that leads to a write in flight.
+        await self._remove([_removal(intent.id, intent.etag) for intent in intents])
 
-    async def end_if(self, intent: Intent) -> bool:
-        """Remove an intent unless it changed since it was read; False when it did, True when it is gone."""
+    async def end_if(self, intent: IntentRef | Intent) -> bool:
+        """Remove an intent unless it changed since it was written or read; False when it did, True when it is
+        gone."""
         try:
-            await self.table.delete(intent.id, etag=intent.etag)
+            await apply_operation(self.table, _removal(intent.id, intent.etag))
         except RowMissing:
             return True
         except ConditionFailed:
@@ -184,13 +190,26 @@ class Journal:
             yield [_age(row) for row in page.rows]
 
     async def clear(self) -> None:
-        """Remove all intents of the migration, settled or not; used when the targets are dropped."""
+        """Remove all intents of the migration, settled or not; used when the targets are dropped or nothing
+        follows any more: no client writes one again."""
         async for page in self.table.scan(intents_of(self.script_id)):
-            by_client: dict[str, list[EntityKey]] = {}
+            by_client: dict[str, list[Operation]] = {}
             for row in page.rows:
-                by_client.setdefault(row[PARTITION_KEY], []).append(key_of(row))
-            for ids in by_client.values():
-                await self.end(ids)
+                by_client.setdefault(row[PARTITION_KEY], []).append(_removal(key_of(row), "*"))
+            for removals in by_client.values():
+                await self._remove(removals)
+
+    async def _remove(self, removals: Sequence[Operation]) -> None:
+        for start in range(0, len(removals), MAX_BATCH_OPERATIONS):
+            batch = removals[start : start + MAX_BATCH_OPERATIONS]
+            try:
+                await apply_operations(self.table, batch)
+            except (RowMissing, ConditionFailed):
+                if len(batch) == 1:
+                    continue
+                # Some were removed or changed meanwhile, which failed the transaction: one by one.
+                for removal in batch:
+                    await self._remove([removal])
 
     def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
         # In a partition of the client: the intents of one transaction are written in one transaction.
@@ -237,6 +256,10 @@ class Journal:
             etag=etag_of(row),
             claimed_by=tuple(filter(None, row.get("ClaimedBy", "").split(","))),
         )
+
+
+def _removal(intent_id: EntityKey, etag: str) -> Operation:
+    return Operation(Verb.DELETE, {PARTITION_KEY: intent_id.partition, ROW_KEY: intent_id.row}, etag)
 
 
 def _age(row: Row) -> IntentAge:

@@ -16,7 +16,7 @@ from rekey.errors import ServiceError, Unavailable
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.journal import Journal
+from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.propagate import Announce
 from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, refused_at, silent_at
 from rekey.protocol.rules import SOURCE, TARGET, Side
@@ -313,7 +313,7 @@ class Announced:
     seconds of `clock.monotonic()` after which the runner may not write."""
 
     journal: Journal
-    ids: list[EntityKey]
+    intents: list[IntentRef]
     clock: Clock
     until: float
 
@@ -324,7 +324,7 @@ class Announced:
             raise Unavailable("the replicas of a row could not be written in time", code=NOT_SENT, hint=hint)
 
     async def end(self) -> None:
-        await self.journal.end(self.ids)
+        await self.journal.end(self.intents)
 
 
 def announcing(journal: Journal, clock: Clock) -> Announce:

@@ -30,7 +30,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol import effects, propagate
-from rekey.protocol.journal import Journal
+from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.operations import FULL, as_sent, may_take_effect
 from rekey.protocol.propagate import Propagated, Propagator
 from rekey.protocol.reverse import ReversePropagator
@@ -46,10 +46,10 @@ class LateIntents(Journal):
 
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
-    ) -> list[EntityKey]:
+    ) -> list[IntentRef]:
         rows = [self._row(client_id, epoch, side, key) for key in keys]
         self.on_their_way = [asyncio.ensure_future(self.table.insert(row)) for row in rows]
-        return [key_of(row) for row in rows]
+        return [IntentRef(key_of(row), side, key, "*") for row, key in zip(rows, keys, strict=True)]
 
 
 class ForgetsOpenWrites(Writer):

@@ -18,7 +18,8 @@ from unittest import mock
 
 from rekey.core.clock import ticks_of
 from rekey.model import EntityKey
-from rekey.protocol.journal import Journal
+from rekey.protocol import journal
+from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.lease import Holder
 from rekey.protocol.sweeper import Company
 from rekey.runner import remaining, session
@@ -26,6 +27,7 @@ from rekey.runner.clients import RUNNER
 from rekey.runner.phases import cutover
 from rekey.state.models import Verification
 from rekey.status import facts
+from rekey.tables.base import Operation
 from tests.fakes.memory import MemoryTable
 from tests.simulation import repeatable
 from tests.simulation.storm import Storm, StormService
@@ -65,8 +67,17 @@ def repeats_open_writes() -> Any:
 class Unannounced(Journal):
     """Announces nothing of what the runner writes to replicas."""
 
-    async def begin(self, client_id: str, *given: Any) -> list[EntityKey]:
+    async def begin(self, client_id: str, *given: Any) -> list[IntentRef]:
         return [] if client_id == RUNNER else await super().begin(client_id, *given)
+
+
+def removes_intents_whatever_they_are() -> Any:
+    """Remove an intent also if it was written again since: by a request that was not answered, say."""
+
+    def removal(intent_id: EntityKey, _etag: str) -> Operation:
+        return _removal(intent_id, "*")
+
+    return mock.patch.object(journal, "_removal", removal)
 
 
 def not_asked_again() -> Any:
@@ -123,4 +134,5 @@ def _everywhere(module: str, name: str, thing: Any) -> ExitStack:
     return stack
 
 
+_removal = journal._removal
 _at_the_same_path = repeatable.at_the_same_path

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import GateClosed, RekeyError
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from tests.simulation import late_rules_broken
@@ -199,6 +199,35 @@ def test_a_connection_that_breaks_leaves_the_outcome_open(tmp_path: Path) -> Non
 def test_where_connections_repeat_unseen_an_acknowledged_write_is_lost(tmp_path: Path) -> None:
     with late_rules_broken.repeated_by_connections(), pytest.raises(FOUND):
         told(tmp_path, DUAL, dropped_connection)
+
+
+def late_removal(stage: Stage) -> None:
+    """The removal of an intent stays under way. Its client settles the key once more, beside another client
+    that makes the row anew, by a request that stays under way longer still; then it is killed."""
+    one, other = (stage.opened_client(View.OLD) for _ in range(2))
+    one.process.request_s = stage.settings.max_in_flight_s
+    stage.apply()
+    stage.fate(one.process.name, "delete", JOURNAL_TABLE, lands_s=2)
+    stage.fate(one.process.name, "insert", stage.main, lands_s=3)
+    stage.fate(other.process.name, "insert", stage.main, lands_s=1, told=True)
+    stage.write(Operation(REPLACE, {**VICTIM, "Nm": "first"}), one)
+    stage.write(Operation(DELETE, VICTIM), other)
+    stage.write(Operation(INSERT, VICTIM), other)
+    stage.pass_(0.5)
+    stage.kill(one.process)
+    stage.pass_(1)
+    stage.write(Operation(DELETE, VICTIM), other)
+    stage.judge()
+
+
+def test_what_an_unanswered_removal_meets_is_not_removed(tmp_path: Path) -> None:
+    told(tmp_path, DUAL, late_removal)
+
+
+@pytest.mark.soak
+def test_where_an_intent_goes_whatever_it_announces_a_deleted_row_comes_back(tmp_path: Path) -> None:
+    with late_rules_broken.removes_intents_whatever_they_are(), pytest.raises(FOUND):
+        told(tmp_path, DUAL, late_removal)
 
 
 # --- clients that stand still ---------------------------------------------------------------------------

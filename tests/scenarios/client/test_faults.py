@@ -676,7 +676,7 @@ async def test_an_intent_touched_while_it_is_swept_stays(memory: MemoryTableServ
     async def touch(call: Call) -> None:
         if call.action == "delete":
             memory.gate = open_gate
-            await world.journal.touch(intent, 1, "source", ANN)
+            await world.journal.touch(intent, 1)
 
     memory.gate = touch
     swept = await world.sweep()
@@ -716,8 +716,8 @@ async def test_the_journal_separates_clients_and_can_be_cleared(memory: MemoryTa
     assert [intent.key for intent in mine] == keys
     assert {(intent.client_id, intent.epoch, intent.side) for intent in mine} == {("c1", 3, "source")}
     assert (other.client_id, other.side) == ("c10", "target")
-    await world.journal.end([mine[0].id])
-    await world.journal.end([intent.id for intent in mine])
+    await world.journal.end([mine[0]])
+    await world.journal.end(mine)
     assert world.intents == 1
     await world.journal.begin("c1", 3, "source", keys)
     await world.journal.clear()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from rekey.client.parts import MAX_IN_FLIGHT_S
-from rekey.errors import RowExists, Unavailable
+from rekey.errors import Ambiguous, ConditionFailed, EndpointDown, RowExists, RowMissing, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.effects import apply_operations
+from rekey.tables.base import Operation, Verb
+from rekey.tables.requests import WriteApplied, write_applied
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import MemoryTableService, open_gate
-from tests.worlds.dual_write import delete, insert, memory_world, replace, sleep_forever
+from tests.worlds.dual_write import delete, insert, key_row, memory_world, replace, sleep_forever
 from tests.worlds.small import USERS, user
 
 
@@ -227,3 +231,108 @@ async def test_only_lasting_intents_of_a_call_stay(memory: MemoryTableService, f
     assert (world.intents, writer.left) == (1, 1), "that of the row that met another write stays for a while"
     await world.sweep()
     await world.assert_quiet()
+
+
+class LateRequest:
+    """The `nth` such write to the journal: its answer is lost, and it takes effect when the test says."""
+
+    def __init__(self, memory: MemoryTableService, *actions: str, nth: int = 1) -> None:
+        self._memory, self._actions, self._left = memory, actions, nth
+        self._operations: tuple[Operation, ...] = ()
+        memory.gate = self._gate
+
+    async def _gate(self, call: Call) -> None:
+        if call.table == JOURNAL_TABLE and call.action in self._actions:
+            if call.action == "transact" and call.operations[0].verb is not Verb.DELETE:
+                return
+            self._left -= 1
+            if self._left > 0:
+                raise EndpointDown("no connection", code="ConnectError")
+            if self._left == 0:
+                self._operations = call.operations
+                raise Ambiguous("the connection broke before the answer", code="ConnectionLost")
+        await asyncio.sleep(0)
+
+    async def takes_effect(self) -> None:
+        self._memory.gate = open_gate
+        assert self._operations, "nothing was sent"
+        with suppress(ConditionFailed, RowMissing):
+            await apply_operations(self._memory.table(JOURNAL_TABLE), self._operations)
+
+
+@pytest.mark.parametrize(
+    ("rows", "nth"), [(1, 1), (2, 1), (1, 2)], ids=["of a write", "of a transaction", "of a retry"]
+)
+async def test_a_late_removal_leaves_an_intent_that_was_written_again(
+    memory: MemoryTableService, rows: int, nth: int
+) -> None:
+    """The retry settles what another client has just written, with an unknown outcome. If the client is
+    killed now, nothing but the intent leads to that."""
+    names = [f"{name}@example.com" for name in ("ann", "bob")[:rows]]
+    world = await memory_world(USERS, memory).prepare([user(name, Age=1) for name in names])
+    writer = world.writer(sleep=sleep_forever)
+    removal = LateRequest(memory, "delete", "transact", nth=nth)
+    await writer.write([replace(user(name, Age=2)) for name in names])
+    await writer.finisher.wait()
+    for _ in range(nth - 1):
+        await writer.settle()
+    assert writer.left == world.intents == rows
+    for name in names:
+        await world.source.merge({**key_row(key_of(user(name))), "Age": 3})
+    lost = Planned(Fault(FaultKind.LOST_REQUEST), action="replace", table="UsersV2", times=rows)
+    memory.faults = PlannedFaults(lost)
+    await writer.settle()
+    await removal.takes_effect()
+    assert writer.left == world.intents == rows
+    await world.close()
+    await world.sweep()
+    world.assert_in_step()
+
+
+async def test_a_late_mark_does_not_settle_an_intent_that_was_written_again(
+    memory: MemoryTableService,
+) -> None:
+    """An intent that is kept for a while is marked as settled; then it is tried once more, and that has an
+    unknown outcome."""
+    world = await memory_world(USERS, memory).prepare()
+    ann, pauses = user("ann@example.com"), list[float]()
+    await world.source.insert(ann)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+        if len(pauses) == 1:
+            await world.source.insert(ann)
+        elif len(pauses) > 2:
+            await asyncio.Event().wait()
+
+    writer, mark = world.writer(sleep=sleep), LateRequest(memory, "merge")
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), action="insert", table="UsersV2"))
+    await writer.write([delete(key_of(ann))])
+    while len(pauses) < 3:
+        await asyncio.sleep(0)
+    await mark.takes_effect()
+    [intent] = memory.dump(JOURNAL_TABLE)
+    assert "Settled" not in intent
+    await world.close()
+    await world.sweep()
+    world.assert_in_step()
+
+
+async def test_a_touch_of_unknown_outcome_is_not_taken_for_applied(memory: MemoryTableService) -> None:
+    """The intent as it was before holds the same key and epoch: its version would be one that a late removal
+    may still name."""
+    world = await memory_world(USERS, memory).prepare()
+    [intent] = await world.journal.begin("c1", 1, "source", [key_of(user("ann@example.com"))])
+    touched = [await world.journal.touch(intent, 1) for _ in range(2)]
+    [row] = memory.dump(JOURNAL_TABLE)
+    assert row["odata.etag"] == touched[1].etag
+    sent = list[Operation]()
+
+    async def gate(call: Call) -> None:
+        sent.extend(call.operations)
+
+    memory.gate = gate
+    await world.journal.touch(intent, 1)
+    memory.gate = open_gate
+    assert write_applied(sent[0], row) is not WriteApplied.YES

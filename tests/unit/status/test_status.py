@@ -505,7 +505,7 @@ async def test_intents_of_clients_that_do_not_beat_any_more_are_abandoned() -> N
     for client_id in ("live", "silent", "silent", "over", "ended"):
         await journal.begin(client_id, 1, "source", [EntityKey("p", "r")])
     [kept] = await journal.begin("over", 1, "source", [EntityKey("p", "r")])
-    await journal.keep(kept, "*")
+    await journal.keep(kept.id, kept.etag)
     began = memory.clock.ticks()
 
     def row(client_id: str, at: int) -> ClientRow:
