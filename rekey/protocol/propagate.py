@@ -3,7 +3,7 @@ were each found by searching all interleavings."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -164,7 +164,11 @@ class Propagator:
 
     async def _propagate_all(self, source_key: EntityKey, tally: Tally) -> None:
         """Propagate a source key, and the rows that its former target keys have passed to."""
-        await self._propagate(source_key, tally)
+        refused: Collision | RowRefused | None = None
+        try:
+            await self._propagate(source_key, tally)
+        except (Collision, RowRefused) as error:
+            refused = error  # raised at the end: an earlier round may have deleted what another row needs
         # A key that was given up may have passed to another source row, which may have found an index row
         # equal to its own and left it alone, before a delete removed it: here, or in an earlier propagate
         # that was cut off. That row gives up more where something was deleted for it, too.
@@ -179,6 +183,8 @@ class Propagator:
             with suppress(RowRefused, Collision):
                 await self._propagate(owner, tally)
             deletes[owner] = tally.counts[Verb.DELETE]
+        if refused is not None:
+            raise refused
 
     async def propagate_moved(self, row: Row) -> Propagated:
         """Propagate a source row that may have been copied under an older target key: its forward row lists
@@ -216,10 +222,32 @@ class Propagator:
                 its partition is sent, and only on the condition of a main row that was read.
         """
         deletes = tally.counts[Verb.DELETE]
+        try:
+            given_up = await self._make_equal(source_key, tally, blocked_keys)
+        except (Collision, RowRefused):
+            # Not left to a later propagate of this key, which may stay refused for long. What it still has is
+            # not known, so all of its keys are followed.
+            listed = targets_of(await self.mapping.forward(source_key))
+            self._note_given_up(source_key, tally, deletes, _mains(listed))
+            raise
+        self._note_given_up(source_key, tally, deletes, given_up)
+
+    def _note_given_up(
+        self, source_key: EntityKey, tally: Tally, deletes: int, mains: set[EntityKey]
+    ) -> None:
+        """Record the main keys whose owners are propagated next. `deletes`: as counted before this key."""
+        # What an earlier propagate deleted for another key, that key's own announcement leads to.
+        if source_key == tally.source_key or tally.counts[Verb.DELETE] > deletes:
+            tally.given_up |= mains
+
+    async def _make_equal(
+        self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey]
+    ) -> set[EntityKey]:
+        """Propagate as `_propagate_key`; return the main keys that are given up."""
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
-                return
+                return set()
             listed = targets_of(forward)
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
             current = await self._read_replicas(source_key, listed)
@@ -244,21 +272,16 @@ class Propagator:
             writes = difference(expected, current, self.ignoring)
             writes += await self._former_secondary(source_key, main, writes, listed)
             writes = with_main(writes, main, self.mapper.co_located)
+            given_up = _mains(listed - expected.keys()) - (set() if main is None else {key_of(main)})
             if blocked_keys:
                 # Not announced: a delayed write must be harmless here.
                 writes = [write for write in writes if write[0].partition == blocked_keys[-1].partition]
                 if not any(place.table == 0 and operation.etag for place, operation in writes):
-                    return
+                    return given_up
             elif writes:
                 await tally.begin(source_key)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
-                # What an earlier propagate deleted for another key, that key's own announcement leads to.
-                if source_key == tally.source_key or tally.counts[Verb.DELETE] > deletes:
-                    now = set() if main is None else {key_of(main)}
-                    tally.given_up |= {
-                        target.key for target in listed - expected.keys() if target.table == 0
-                    } - now
-                return
+                return given_up
         raise self.too_busy(source_key)
 
     def expected_of(
@@ -498,6 +521,10 @@ class Propagator:
                 if row is not None and pointer_of(row) == main.key
             ]
         return deletes
+
+
+def _mains(targets: Iterable[TargetKey]) -> set[EntityKey]:
+    return {target.key for target in targets if target.table == 0}
 
 
 def version_of(row: Row | None) -> str | None:

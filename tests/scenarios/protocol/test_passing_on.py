@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from rekey import Migration, keys
-from rekey.errors import Unavailable
+from rekey.errors import Collision, Findings, RowRefused, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE, Reservation, TargetKey
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase
@@ -21,7 +22,7 @@ from tests.worlds.dual_write import insert, memory_world
 from tests.worlds.small import BENCHES, HANDLES, LOWERED, World, user
 
 ANN, UPPER = EntityKey("eu", "ann@example.com"), EntityKey("eu", "Ann@example.com")
-BOB, DEE, EVE = (EntityKey("p", name) for name in ("Bob", "Dee", "Eve"))
+BOB, DEE, EVE, FAY = (EntityKey("p", name) for name in ("Bob", "Dee", "Eve", "Fay"))
 MAIN, SEAT = EntityKey("p", "U:one"), EntityKey("p", "S:1")
 
 
@@ -111,6 +112,41 @@ async def test_what_another_key_gave_up_is_its_new_owners(memory: MemoryTableSer
     memory.gate = instant_gate
     assert done
     world.assert_in_step()
+
+
+@pytest.mark.parametrize("refused", [RowRefused, Collision])
+@pytest.mark.parametrize("first", [BOB, DEE], ids=["by another key", "by itself"])
+async def test_what_a_refused_key_gave_up_is_its_new_owners(
+    memory: MemoryTableService, first: EntityKey, refused: type[Findings]
+) -> None:
+    """The second row leaves its keys to a third one. Then it changes, and cannot be propagated any more."""
+    world = await World(memory, HANDLES).prepare(
+        [guest(BOB), guest(DEE, "two", "2"), guest(FAY, "four", "4")]
+    )
+    for key in (BOB, DEE, FAY):
+        await world.propagator.propagate(key)
+    await world.source.delete(BOB)
+    await world.source.replace(guest(DEE))
+    await reserve(world, TargetKey(0, *MAIN), DEE)
+    stuck = guest(DEE, "four", "3")
+    if refused is RowRefused:
+        del stuck["Handle"]
+    done = list[Call]()
+
+    async def look(call: Call) -> None:
+        if not done and any(one.key == EntityKey("p", "S:2") for one in call.operations):
+            done.append(call)
+            await world.source.insert(guest(EVE, "two", "2"))
+            await world.propagator.propagate(EVE)
+            await world.source.replace(stuck)
+
+    memory.gate = before_each(memory, look)
+    with nullcontext() if first == BOB else pytest.raises(refused):
+        await world.propagator.propagate(first)
+    memory.gate = instant_gate
+    assert done
+    assert EntityKey("p", "S:2") in world.actual()["GuestsBySeat"], "an equal row was left alone before"
+    assert EntityKey("p", "U:two") in world.actual()["GuestsV2"]
 
 
 async def test_a_former_owners_secondary_row_goes_though_the_main_rows_are_equal(
