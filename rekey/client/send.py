@@ -3,7 +3,7 @@ answer came (ADR 0035)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -108,9 +108,15 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
     RekeyError, for the caller: Ambiguous where it is unknown whether the write was applied."""
 
     # There is no journal. So, as by the SDK, a write without a condition is sent again if its row does not
-    # show it, but only once no attempt is in flight; what another client did meanwhile is not seen.
-    async def none(_rows: Rows) -> Evidence:
-        return Evidence.UNTOUCHED if _is_free(operations) else Evidence.ALONE
+    # show it, but only once no attempt is in flight; what another client did meanwhile is not seen. A row
+    # that was to be deleted under a condition and has another version may have been deleted and created
+    # again: sent again, it would be reported as changed meanwhile, and not deleted.
+    async def none(rows: Rows) -> Evidence:
+        if _is_free(operations):
+            return Evidence.UNTOUCHED
+        shown = zip(operations, rows, strict=True)
+        conditional = [(operation, row) for operation, row in shown if is_conditional(operation)]
+        return Evidence.NONE if _any_undeleted(conditional) else Evidence.ALONE
 
     while True:
         try:
@@ -209,9 +215,7 @@ async def settled(
     creates = any(
         operation.verb in CREATES and row is None for operation, row in zip(sent, rows, strict=True)
     )
-    deletes = any(
-        operation.verb is Verb.DELETE and row is not None for operation, row in zip(sent, rows, strict=True)
-    )
+    deletes = _any_undeleted(zip(sent, rows, strict=True))
     # A write that deleted or created the row meanwhile would be announced: its intent is retained for a while
     # (`Pending.keep_intent`).
     if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
@@ -220,6 +224,11 @@ async def settled(
     if evidence is Evidence.UNTOUCHED and (inserts or applied is not WriteApplied.YES) and not conditional:
         raise Again
     raise _unanswered(error)
+
+
+def _any_undeleted(shown: Iterable[tuple[Operation, Row | None]]) -> bool:
+    """Tell whether a row that was to be deleted is there. `shown`: operations, and their rows as read."""
+    return any(operation.verb is Verb.DELETE and row is not None for operation, row in shown)
 
 
 def outcome_unknown(reason: str) -> Ambiguous:
@@ -254,7 +263,10 @@ async def _evidence(
     if await _is_announced(flow, steps, began):
         return Evidence.NONE
     if not flow.permit.copied:
-        return Evidence.ALONE  # a row without a replica may not have been copied yet
+        # A row without a replica may not have been copied yet: who creates one again that this write deleted
+        # leaves no trace. So a delete is sent again only over the row that was read before it (above).
+        undeleted = _any_undeleted(zip(sent, rows, strict=True))
+        return Evidence.NONE if undeleted else Evidence.ALONE
     evidence = await side_by_side(
         _of_replicas(flow, write, during, by_key.get(write.sent[-1].key)) for write, during in steps
     )

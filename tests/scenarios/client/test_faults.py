@@ -526,6 +526,52 @@ async def test_another_clients_equal_write_is_not_ones_own(memory: MemoryTableSe
 
 
 @pytest.mark.parametrize(
+    ("phase", "conditional"),
+    [(ControlPhase.DUAL_WRITE, False), (ControlPhase.DUAL_WRITE, True), (ControlPhase.SOURCE, True)],
+)
+async def test_a_deleted_row_that_was_created_again_is_left_alone(
+    memory: MemoryTableService, phase: ControlPhase, conditional: bool
+) -> None:
+    """Before its row is copied nothing tells who created it, so the outcome is unknown: the delete is neither
+    done twice nor reported as refused."""
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.copied = False
+    world.permits.move(phase)
+    await world.source.insert(user(ANN.row, Age=1))
+    first, second = world.writer(client="c1"), world.writer(client="c2")
+    memory.faults = failing("Users", FaultKind.LOST_ANSWER, "delete", times=1)
+
+    async def gate(call: Call) -> None:
+        if call.action == "get" and call.table == "Users" and not world.rows("Users"):
+            memory.gate = open_gate
+            await second.write([insert(user(ANN.row, Age=2))])
+
+    memory.gate = gate
+    with pytest.raises(Ambiguous, match="the outcome is unknown"):
+        await first.write([delete(ANN, etag=world.etag("Users", ANN) if conditional else None)])
+    assert memory.gate is open_gate
+    assert world.rows("Users")[ANN]["Age"] == 2
+    await first.settle()
+    await second.settle()
+    if phase is ControlPhase.DUAL_WRITE:
+        await world.assert_quiet()
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+async def test_a_lost_delete_of_a_row_that_is_not_copied_is_sent_again(
+    memory: MemoryTableService, conditional: bool
+) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.copied = False
+    await world.source.insert(user(ANN.row))
+    memory.faults = failing("Users", FaultKind.LOST_REQUEST, "delete", times=1)
+    etag = world.etag("Users", ANN) if conditional else None
+    await world.writer().write([delete(ANN, etag=etag)])
+    assert not world.rows("Users")
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize(
     ("operation", "error"),
     [(insert(user(ANN.row, Age=1)), RowExists), (replace(user("bob@example.com")), RowMissing)],
     ids=["insert", "replace"],
