@@ -10,8 +10,8 @@ it visited, and whether it is complete or bounded by a number of preemptions. Wo
 seconds; `make soak` draws from all of them, with larger bounds.
 
 Soak: large worlds and bounds; worlds that are drawn.
-Reason, and what `make test` covers: up to half an hour; each operation with most faults, pairs with at most
-one preemption, moves with none or one.
+Reason, and what `make test` covers: up to half an hour; each operation with some faults and each fault with
+several kinds of keys in both phases, pairs with at most one preemption, moves with none or one.
 """
 
 from __future__ import annotations
@@ -96,9 +96,12 @@ LARGE = (
     *(
         (name, "an open outcome, then no connection")
         for name in ONE_CLIENT
-        if not name.startswith("users")
-        and name not in ("posts, cutover: new move", "races, cutover: new delete")
+        if name not in ("users, dual_write: old replace", "posts, cutover: new move")
     ),
+    ("races, dual_write: old move", "a busy service"),
+    ("races, cutover: new move", "a busy service"),
+    ("folded, cutover: old batch of delete and insert", "a crash, late requests"),
+    ("benches, cutover: old batch that keeps the seat", "a crash, late requests"),
     ("lowered, cutover: old batch of delete and insert", "a busy service"),
     ("benches, cutover: old batch that keeps the seat", "an open outcome"),
     ("benches, cutover: old batch that keeps the seat", "a busy service"),

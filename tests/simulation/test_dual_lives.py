@@ -216,11 +216,12 @@ def test_without_reserving_target_keys_a_life_finds_two_rows(
             Life(tmp_path / str(seed), kind, seed).live()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("rule", "kind", "what"),
     [
         (dual_broken.owners_keep_their_keys, "folded keys", "no other row had its keys"),
-        pytest.param(dual_broken.reservations_never_end, "folded keys", "was over", marks=pytest.mark.soak),
+        (dual_broken.reservations_never_end, "folded keys", "was over"),
     ],
 )
 def test_a_refusal_without_another_row_is_found(

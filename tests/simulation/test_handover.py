@@ -2,9 +2,10 @@
 the runner settles what a killed client left, and takes nothing from an application that maintains them
 itself. With the rules switched off the searches find the index rows that rot.
 
-Soak: large worlds; an open outcome beside an application that maintains its index rows.
-Reason, and what `make test` covers: up to four minutes each; one client with most faults, pairs without
-preemptions.
+Soak: large worlds; an open outcome beside an application that maintains its index rows; each rule switched
+off.
+Reason, and what `make test` covers: up to four minutes each, or shows the search; one client with most
+faults, pairs without preemptions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def visited(name: str, found: Searched, *, at_least: int) -> None:
 
 MAINTAINED = [
     ("posts, complete: new replace", "a crash, late requests", None),
-    ("posts, complete: new merge", "an open outcome", 0),
+    ("posts, complete: new delete", "an open outcome", 0),
     ("posts, complete: new delete", "a busy service", None),
     ("posts, complete: new replace | new delete", "no faults", 0),
     ("posts, complete: new merge | new replace-if", "no faults", 0),
@@ -51,8 +52,9 @@ MAINTAINED = [
     ("posts, complete: new delete, then insert | new merge", "no faults", 0),
     ("races, complete: new batch | new merge", "no faults", 0),
     ("folded, complete: new delete | new upsert the other", "no faults", 0),
+    ("posts, complete: new merge", "an open outcome", 0),
 ]
-LARGE = [MAINTAINED[6], *MAINTAINED[9:12]]
+LARGE = [MAINTAINED[4], MAINTAINED[6], *MAINTAINED[9:12], MAINTAINED[13]]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_index_rows_follow_every_write_after_complete(name: str, faults: str, bo
     visited(f"{name}, {faults}", dual(name, budget), at_least=5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,12 +105,14 @@ def test_the_runner_takes_nothing_from_an_application_that_maintains_its_index_r
     visited(f"{name}, handed over, {faults}", handing_over(name, budget, lacks=lacks), at_least=20)
 
 
+@pytest.mark.soak
 def test_a_runner_that_does_not_read_the_main_row_again_revives_an_index_row() -> None:
     with broken.no_look_after_writing():
         found = handing_over("posts, complete: new delete", Budget(preemptions=2), lacks=True)
     assert found.loss.endswith(ROT) or found.loss == UNMAPPED, found
 
 
+@pytest.mark.soak
 def test_a_runner_that_writes_without_conditions_takes_an_index_row_from_the_application() -> None:
     """Reading the main row again makes up for that. Without both the index row is gone."""
     name, budget = "folded, complete: new upsert", Budget(preemptions=2)
