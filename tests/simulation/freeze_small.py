@@ -212,6 +212,7 @@ class FreezeWorld(LateWorld):
         found.mapper, found.ids, found.reverse = self.mapper, self.mapping.rows.ids, None
         found.config.limits = SimpleNamespace(concurrency=1, scans=1)
         found.config.gates.verification_max_age_s = ALL_S
+        found.config.targets = None
         found.window, found.by_workers = WINDOW, None
         found.copier = found.copier.__class__(found.propagator, 1, Throttle())
         found.declared.migration = self.mapper.migration
