@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from rekey.client.dropped import NOT_OF_A_KIND, no_kind
 from rekey.client.flow import Flow, check_one_partition
 from rekey.client.parts import ROW_TOO_BUSY, account_of, refused_by
 from rekey.client.source_authority import SourceAuthority
@@ -337,6 +338,8 @@ class OldViewAfter(CrossView):
         place, now = source_place(draft.key), draft.before
         timed = {**after, TIMESTAMP: (draft.replicas.read.get(place) or {}).get(TIMESTAMP, STAND_IN)}
         try:
+            if self.authority.mapper.is_dropped(timed):
+                raise no_kind(NOT_OF_A_KIND, "")
             main, *indexes = self.authority.mapper.map(timed)
         except RowRefused as refused:
             raise refused.for_row(self.authority.replicas.row_id(draft.key)) from None

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from rekey.client.dropped import write_dropped
 from rekey.client.finish import Finisher
 from rekey.client.flow import Flow
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, requests_of
@@ -107,6 +108,8 @@ class Writer:
                 etags = await self._plain(operations, deadline)
             elif secondary:
                 etags = await self._with_secondary(operations, permit, deadline)
+            elif (written := await self._dropped(operations, taken, deadline)) is not None:
+                etags = written
             else:
                 kind: type[Flow] = SameView
                 if taken is Route.CROSS_VIEW:
@@ -194,6 +197,20 @@ class Writer:
                 return await send_alone(self.client.table, operations, self.client.wait_out)
         except TimeoutError:
             raise took_too_long(self.client.table.name, sent=True) from None
+
+    async def _dropped(
+        self, operations: Sequence[Operation], taken: Route, deadline: float
+    ) -> list[str | None] | None:
+        """Write rows that no kind takes, where the source alone has them; None: there are none."""
+        client = self.client
+        is_apart = taken is Route.CROSS_VIEW and client.view is View.OLD
+        if not (is_apart and client.propagator.mapper.drops):
+            return None
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await write_dropped(client, operations)
+        except TimeoutError:
+            raise took_too_long(client.table.name, sent=True) from None
 
     async def _with_secondary(
         self, operations: Sequence[Operation], permit: Permit, deadline: float

@@ -103,6 +103,26 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
     return True
 
 
+async def send_conditional(
+    table: Table, requested: Sequence[Operation], sent: Sequence[Operation], wait: Wait
+) -> list[str | None]:
+    """Write a table that no replica follows, on the condition of its rows as read; return the new ETags. The
+    caller bounds the time. Raises RekeyError, for the caller.
+
+    Args:
+        table: the table.
+        requested: the operations as the caller gave them.
+        sent: the same with the ETags of the rows as read.
+        wait: waits until no request that was sent is in flight.
+    """
+
+    # Nothing shows whose write it was: what is no longer as it was read is never written again.
+    async def none(_rows: Rows) -> Evidence:
+        return Evidence.NONE
+
+    return await _send_unwatched(table, requested, sent, wait, none)
+
+
 async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) -> list[str | None]:
     """Write a table that no replica follows; return the new ETags. The caller bounds the time. Raises
     RekeyError, for the caller: Ambiguous where it is unknown whether the write was applied."""
@@ -118,14 +138,20 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
         conditional = [(operation, row) for operation, row in shown if is_conditional(operation)]
         return Evidence.NONE if _any_undeleted(conditional) else Evidence.ALONE
 
+    return await _send_unwatched(table, operations, operations, wait, none)
+
+
+async def _send_unwatched(
+    table: Table, requested: Sequence[Operation], sent: Sequence[Operation], wait: Wait, witness: Witness
+) -> list[str | None]:
     while True:
         try:
-            return await apply_operations(table, operations)
+            return await apply_operations(table, sent)
         except RekeyError as error:
             if not is_ambiguous(error):
                 raise
             with suppress(Again):
-                return await settled(table, operations, operations, wait=wait, witness=none, error=error)
+                return await settled(table, requested, sent, wait=wait, witness=witness, error=error)
 
 
 def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepared, Operation]]:
@@ -262,6 +288,8 @@ async def _evidence(
         return Evidence.UNTOUCHED  # nothing was written since
     if await _is_announced(flow, steps, began):
         return Evidence.NONE
+    if any(_leaves_no_trace(flow, write) for write, _ in steps):
+        return Evidence.NONE
     if not flow.permit.copied:
         # A row without a replica may not have been copied yet: who creates one again that this write deleted
         # leaves no trace. So a delete is sent again only over the row that was read before it (above).
@@ -274,6 +302,17 @@ async def _evidence(
     if [version_of(row) for row in again] != [version_of(row) for row in rows]:
         return Evidence.NONE
     return next((kind for kind in (Evidence.UNTOUCHED, Evidence.OURS) if kind in evidence), Evidence.ALONE)
+
+
+def _leaves_no_trace(flow: Flow, write: Prepared) -> bool:
+    """Tell whether a delete removes a row that no kind takes, which has no replica: a row that another client
+    then creates meets none either, so no intent of that client need show that the delete was done."""
+    authority, mapper = flow.authority, flow.authority.mapper
+    if authority.side != SOURCE or not write.is_delete:
+        return False
+    # Where keys alone say of which kind a row is, it need not have been read.
+    row = write.before if mapper.content_derived else write.request.operation.row
+    return row is not None and mapper.is_dropped(row)
 
 
 async def _is_announced(flow: Flow, steps: Sequence[Step], began: int) -> bool:
@@ -318,5 +357,7 @@ async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | N
         return Evidence.ALONE  # the row stands for another old key
     main = {place for place in (*shown, *early) if place.table <= 0}
     if main and all(same(shown, place) for place in main):
-        return Evidence.UNTOUCHED
+        # A row that no kind takes has no replica that could differ, whoever wrote it.
+        is_followed = now is None or any(place.table <= 0 for place in shown)
+        return Evidence.UNTOUCHED if is_followed else Evidence.ALONE
     return Evidence.ALONE if all(same(expected, place) for place in early) else Evidence.OURS

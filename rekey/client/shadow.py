@@ -167,7 +167,7 @@ class Shadow:
 
     async def _main_key(self, seen: _Seen) -> EntityKey | None:
         """Return the main target key of a source row; without that row, the key of a target row left over."""
-        if seen.row is not None:
+        if seen.row is not None and not self._mapper.is_dropped(seen.row):
             return key_of(self._mapper.map(seen.row)[0].row)
         forward = await self.client.propagator.mapping.forward(seen.key)
         for target in sorted(targets_of(forward)):
@@ -182,7 +182,7 @@ class Shadow:
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
         """Tell whether the source row, mapped, is the target row. Raises RowRefused in the old view."""
         source, target = pair.rows[SOURCE], pair.rows[TARGET]
-        if source is None:
+        if source is None or self._mapper.is_dropped(source):
             return target is None
         try:
             mapped = self._mapper.map(source)[0].row

@@ -38,8 +38,10 @@ class SourceAuthority(Authority):
         # Only a row that reserved its keys may be created or moved, so an upsert is sent as an insert or a
         # replace.
         exact = bool(self.mapper.shared) and operation.verb in FULL
-        if operation.verb in MERGES or self.mapper.content_derived or draft.request.reads_before or exact:
-            # A merge is worked out on it; replica rows read late are compared with what it gives.
+        derived = self.mapper.content_derived or self.mapper.drops
+        if operation.verb in MERGES or derived or draft.request.reads_before or exact:
+            # A merge is worked out on it; replica rows read late are compared with what it gives; and a row
+            # without replicas shows by itself alone that a lost write was not done.
             reads.append(self.read_before(draft))
         main = self.main_of(draft)
         if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key

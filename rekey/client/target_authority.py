@@ -149,6 +149,8 @@ class TargetAuthority(Authority):
         await side_by_side([self.read_during_write(write, during, places), *reads])
         during.own.add(place)
         source_row = write.replicas.read.get(place) or during.read.get(place)
+        if source_row is not None and self.mapper.is_dropped(source_row):
+            during.needs_propagate = True  # it is no replica of the row that is written
         during.previous = self.rows_before(write, source_row)
 
     async def _find_forward_during(self, write: Prepared, during: During) -> None:
@@ -166,17 +168,15 @@ class TargetAuthority(Authority):
 
     def expect(self, draft: Draft, row: Row) -> None:
         place = source_place(draft.old_key)
-        source_row = draft.replicas.read.get(place)
+        source_row, is_read = draft.replicas.read.get(place), place in draft.replicas.read
+        if self.mapper.drops and draft.operation.verb in CREATES and not is_read:
+            raise _unread()  # a row that no kind takes may be there, and would never follow the new row
         try:
             draft.replicas.expected = self.reverse.expected_of(draft.old_key, row, source_row)
         except RowRefused:
-            if place in draft.replicas.read:
+            if is_read:
                 raise
-            # Without the source row it is unknown whether a rollback would lose anything.
-            raise Unavailable(
-                "the source row could not be read, so it is not known whether this row can be kept in step",
-                hint="repeat the operation when the service is back",
-            ) from None
+            raise _unread() from None  # it is unknown whether a rollback would lose anything
 
     # --- one operation ----------------------------------------------------------------------------------
 
@@ -373,6 +373,14 @@ class TargetAuthority(Authority):
             return True
         await self.reverse.propagate(source_key, announced=False)
         return False
+
+
+def _unread() -> Unavailable:
+    return Unavailable(
+        "the source row could not be read, so it is not known whether this row can be kept in step",
+        status=503,
+        hint="repeat the operation when the service is back",
+    )
 
 
 def _others(draft: Draft, listed: Iterable[TargetKey]) -> list[TargetKey]:

@@ -23,13 +23,15 @@ _NEARLY = 10
 @dataclass(slots=True)
 class Copied:
     """Figures of copying: source rows read, target rows inserted, source rows handed to propagate, source
-    rows for which propagate wrote something, and batches sent to the mapping and the targets."""
+    rows for which propagate wrote something, batches sent to the mapping and the targets, and source rows
+    that no kind takes, which have no target rows."""
 
     rows: int = 0
     inserted: int = 0
     propagated: int = 0
     changed: int = 0
     requests: int = 0
+    not_migrated: int = 0
 
     def add(self, other: Copied) -> None:
         """Add another window's figures."""
@@ -106,6 +108,9 @@ async def map_window(propagator: Propagator, source_rows: Sequence[Row], window:
         if first:
             await asyncio.sleep(0)
         for source_row, mapped in map_all(source_rows[first : first + TURN_ROWS], refuse):
+            if not mapped:
+                window.copied.not_migrated += 1
+                continue
             source_key = key_of(source_row)
             expected[source_key] = targets = {}
             for table, row in mapped:

@@ -73,10 +73,22 @@ class Copier:
         # Only where target keys depend on the old key alone can they never change, so that equal target rows
         # leave nothing to do.
         if self.propagator.mapper.content_derived:
-            return await self.copy(source_rows)
+            copied = await self.copy(source_rows)
+            await self._remove_dropped(source_rows, copied)
+            return copied
         copied = await self.copy(await self._not_there(source_rows))
         copied.rows = len(source_rows)
         return copied
+
+    async def _remove_dropped(self, source_rows: Sequence[Row], copied: Copied) -> None:
+        """Remove the target rows of source rows that a kind took when they were copied and none takes now."""
+        dropped = list(filter(self.propagator.mapper.is_dropped, source_rows))
+
+        async def remove(row: Row) -> None:
+            done = await self.propagator.propagate_moved(row)
+            copied.changed += done.changed
+
+        await for_each(dropped, remove, limit=self.concurrency)
 
     async def _not_there(self, source_rows: Sequence[Row]) -> list[Row]:
         """Return the source rows of which some target row is absent or differs."""

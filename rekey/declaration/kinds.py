@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from rekey.core.edm import canonical, canonical_text
 from rekey.core.plain import exclude
@@ -24,13 +24,20 @@ from rekey.declaration.keys.base import (
     need_list,
     refuse_if,
 )
-from rekey.declaration.rows import Condition, need_condition
+from rekey.declaration.rows import Condition, Drop, need_condition
 from rekey.declaration.targets import Index, Target
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,60}")
 NO_KIND = "no kind takes the row"
-NO_KIND_CURE = "widen the `when` of a kind, or add a last kind with when=rows.every()"
+NO_KIND_CURE = (
+    "widen the `when` of a kind, add a last kind with when=rows.every(), or give up such rows with"
+    " otherwise=rows.drop(reason=…)"
+)
+
+# What becomes of rows that no kind takes.
+Otherwise: TypeAlias = Literal["refuse"] | Drop
+REFUSE: Otherwise = "refuse"
 
 
 @dataclass(frozen=True)
@@ -254,6 +261,21 @@ def checked_kinds(kinds: Any) -> tuple[RowKind, ...]:
     for kind in checked:
         need("kinds", kind, RowKind, "is not a RowKind", cure='write RowKind("user", when=…, target=…)')
     return checked
+
+
+def checked_otherwise(otherwise: Any, kinds: Sequence[RowKind]) -> Otherwise:
+    """Return what a migration does with rows that no kind takes. Raises InvalidDeclaration."""
+    if otherwise == REFUSE:
+        return REFUSE
+    cure = (
+        'write otherwise="refuse", or otherwise=rows.drop(reason="…") to give up the rows that no kind takes'
+    )
+    drop: Drop = need("otherwise", otherwise, Drop, 'is neither "refuse" nor rows.drop(…)', cure=cure)
+    refuse_if(not kinds, "otherwise", "there are no kinds that a row could not be of", cure="leave it out")
+    for kind in kinds:
+        takes_all = "" in kind.when.excluded_prefixes(PARTITION_KEY)
+        refuse_if(takes_all, "otherwise", f"no row is left: {kind.name} takes them all", cure="leave it out")
+    return drop
 
 
 def targets_in(target: Target) -> Iterator[tuple[str, Target]]:

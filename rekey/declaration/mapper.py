@@ -50,6 +50,7 @@ class Mapper:
             rows; empty without secondary rows.
         shared: numbers of the tables in which, as far as the declaration proves, two source keys may map to
             the same key: keys that fold spellings together or come from content.
+        drops: whether rows that no kind takes are not migrated: `map` returns no rows for them.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
             the authority, writing back gives the source row another one: do not compare these then.
     """
@@ -79,6 +80,7 @@ class Mapper:
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._mappers = list(_mappers(migration, secrets))
         self._number_of_kind = kind_numbers(migration.kinds)
+        self.drops = migration.dropped is not None
         self._rows_at_once = _ROWS_AT_ONCE * len(self._mappers)
 
     @property
@@ -92,8 +94,9 @@ class Mapper:
         return self.migration.reverse
 
     def map(self, row: Row) -> list[TargetRow]:
-        """Return the rows that a source row maps to: the main row first, then index rows. Rows that the
-        service would refuse are refused here, before anything is written.
+        """Return the rows that a source row maps to: the main row first, then index rows; none for a row that
+        is not migrated (`is_dropped`). Rows that the service would refuse are refused here, before anything
+        is written.
 
         Raises:
             RowRefused: the declaration cannot be applied to this row. It names the place in the declaration,
@@ -132,8 +135,9 @@ class Mapper:
             chunk = rows[start : start + self._rows_at_once]
             if not self.migration.indexes:
                 with suppress(RowRefused):
-                    tables[0].rows.extend(self._map_main(chunk))
-                    tables[0].sources.extend(chunk)
+                    taken = [row for row in chunk if not self.is_dropped(row)] if self.drops else chunk
+                    tables[0].rows.extend(self._by_kind(taken, KindMapper.map_main))
+                    tables[0].sources.extend(taken)
                     continue
             for row, target_rows in self.map_all(chunk, refused):
                 for number, target in target_rows:
@@ -141,27 +145,34 @@ class Mapper:
                     tables[number].sources.append(row)
         yield tables
 
-    def _map_main(self, rows: Sequence[Row]) -> list[Row]:
-        return self._by_kind(rows, KindMapper.map_main)
-
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         # Nothing compares index rows with main rows where those do not hold what they are made of.
         apply = KindMapper.map if self.index_inputs_lost else KindMapper.map_comparable
-        mapped = self._by_kind(rows, apply)
+        mapped = self._by_kind(rows, apply, list)
         for target_rows in mapped if self.co_located else ():
-            self._check_transaction(target_rows)
+            if target_rows:
+                self._check_transaction(target_rows)
         return mapped
 
-    def _by_kind(self, rows: Sequence[Row], apply: Callable[[KindMapper, Sequence[Row]], list[T]]) -> list[T]:
-        """Return what the mappers of the rows' kinds give for them. Raises RowRefused."""
+    def _by_kind(
+        self,
+        rows: Sequence[Row],
+        apply: Callable[[KindMapper, Sequence[Row]], list[T]],
+        nothing: Callable[[], T] | None = None,
+    ) -> list[T]:
+        """Return what the mappers of the rows' kinds give for them, and `nothing()` for rows that are not
+        migrated. Raises RowRefused."""
         if not self.migration.kinds:
             return apply(self._mappers[0], rows)
         places: list[list[int]] = [[] for _ in self._mappers]
-        for place, number in enumerate(map(self._number_of_kind, rows)):
-            if number is None:
-                raise RowRefused("no-kind", "kinds", NO_KIND, cure=NO_KIND_CURE)
-            places[number].append(place)
         in_order: list[T] = [None] * len(rows)  # type: ignore[list-item]  # each place is filled below
+        for place, number in enumerate(map(self._number_of_kind, rows)):
+            if number is not None:
+                places[number].append(place)
+            elif self.drops and nothing is not None:
+                in_order[place] = nothing()
+            else:
+                raise RowRefused("no-kind", "kinds", NO_KIND, cure=NO_KIND_CURE)
         for mapper, own in zip(self._mappers, places, strict=True):
             for place, result in zip(own, apply(mapper, [rows[place] for place in own]), strict=True):
                 in_order[place] = result
@@ -171,6 +182,10 @@ class Mapper:
         """Return the kind of a source row; None if none takes it, or the migration has no kinds."""
         number = self._number_of_kind(row)
         return None if number is None else self.migration.kinds[number]
+
+    def is_dropped(self, row: Row) -> bool:
+        """Tell whether a source row is not migrated: no kind takes it, and the script drops such rows."""
+        return self.drops and self._number_of_kind(row) is None
 
     def _mapper_of(self, target_row: Row) -> KindMapper:
         """Return the mapper of a main target row's kind, which the row itself proves. Raises RowRefused."""
@@ -203,12 +218,13 @@ class Mapper:
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table number and key of every row that a source key maps to, without reading its row;
-        None when keys depend on more than the old key, or the declaration cannot be applied to it."""
+        None when keys depend on more than the old key, or the declaration cannot be applied to it; empty for
+        a row that is not migrated."""
         if self.content_derived:
             return None
         row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
         try:
-            [keys] = self._by_kind([row], lambda mapper, rows: [mapper.keys(row) for row in rows])
+            [keys] = self._by_kind([row], lambda mapper, rows: [mapper.keys(row) for row in rows], list)
         except RowRefused:
             return None
         return keys

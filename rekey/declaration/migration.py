@@ -24,9 +24,18 @@ from rekey.declaration.keys.base import (
     refuse_if,
 )
 from rekey.declaration.keys.hashes import Opaque
-from rekey.declaration.kinds import RowKind, checked_kinds, target_of, targets_in
+from rekey.declaration.kinds import (
+    REFUSE,
+    Otherwise,
+    RowKind,
+    checked_kinds,
+    checked_otherwise,
+    target_of,
+    targets_in,
+)
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
+from rekey.declaration.rows import Drop
 from rekey.declaration.targets import Index, Target, check_table
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
@@ -64,8 +73,9 @@ class Migration:
         group: scripts with the same group cut over, roll back and complete together.
         mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
             that `[sealing]` names) or `plain`; the default is sealed if a key is `keys.opaque`.
-        kinds: kinds of rows (`RowKind`), each with its own target and indexes; a row that none of them takes
-            is refused (`no-kind`).
+        kinds: kinds of rows (`RowKind`), each with its own target and indexes.
+        otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`) or
+            `rows.drop(reason=…)` (it is not migrated, and goes when `retire` deletes the source).
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
@@ -82,6 +92,7 @@ class Migration:
     group: str = field(default="", kw_only=True, metadata=_OMIT_DEFAULT)
     mapping: Keeping | None = field(default=None, kw_only=True, metadata=exclude)
     kinds: Sequence[RowKind] = field(default=(), kw_only=True, metadata=_OMIT_DEFAULT)
+    otherwise: Otherwise = field(default=REFUSE, kw_only=True, metadata=exclude)
 
     def __post_init__(self) -> None:
         check_table("source", self.source)
@@ -100,6 +111,7 @@ class Migration:
         is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
         cure = 'write group="billing": letters, digits, _ and -'
         refuse_if(not is_name, "group", "it is not a name of at most 120 characters", cure=cure)
+        object.__setattr__(self, "otherwise", checked_otherwise(self.otherwise, self.kinds))
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -221,6 +233,11 @@ class Migration:
         return self.mapping == "sealed"
 
     @property
+    def dropped(self) -> Drop | None:
+        """What the script says of rows that no kind takes, if it drops them."""
+        return self.otherwise if isinstance(self.otherwise, Drop) else None
+
+    @property
     def rules(self) -> tuple[tuple[Target, Sequence[Index]], ...]:
         """Target and indexes of each kind, or of all rows where there are no kinds."""
         if self.kinds:
@@ -257,10 +274,11 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
-        # Group, mapping and kinds are named only where they differ from the default, so that scripts older
-        # than these fields keep their digests.
+        # Group, mapping, kinds and `otherwise` are named only where they differ from the default, so that
+        # scripts older than these fields keep their digests.
         sealed = {"mapping": self.mapping} if self.is_sealed else {}
-        declared = {"format": FORMAT, **members(self), **sealed}
+        dropped = {"otherwise": self.dropped.as_json()} if self.dropped else {}
+        declared = {"format": FORMAT, **members(self), **sealed, **dropped}
         for name in ("target", "indexes") if self.kinds else ():
             del declared[name]  # they are in the kinds
         return declared

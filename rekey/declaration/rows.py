@@ -2,7 +2,8 @@
 a property that is missing, or of another type, does not meet it.
 
 A script writes `rows.row_key(prefix="U_")`, `rows.prop("Status", equals="open")`, and combines conditions
-with `rows.all_of`, `rows.any_of` and `rows.none_of`; `rows.every()` is met by every row.
+with `rows.all_of`, `rows.any_of` and `rows.none_of`; `rows.every()` is met by every row. `rows.drop` says
+that the rows which no kind takes are not migrated.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _NUMBERS = frozenset({INT32, INT64, DOUBLE})
 # Types whose values have an order.
 _ORDERED = frozenset({*_NUMBERS, STRING, DATETIME})
 _OMIT_DEFAULT = json_field(omit_default=True)
+_LONGEST_REASON = 500
 _CONDITION_CURE = 'write rows.row_key(prefix="…") or rows.prop("…", equals="…")'
 
 
@@ -269,6 +271,16 @@ class NoneOf(Combined, op="none_of"):
         return super().describe() if self.of else "every row"
 
 
+@dataclass(frozen=True)
+class Drop:
+    """Rows that no kind takes are not migrated. See `drop`."""
+
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"op": "drop", **members(self)}
+
+
 def need_condition(field: str, value: object) -> Condition:
     """Return `value` if it is a condition. Raises InvalidDeclaration."""
     return need(field, value, Condition, "is not a condition", cure=_CONDITION_CURE)  # type: ignore[type-abstract]
@@ -366,6 +378,21 @@ def every() -> Condition:
     return NoneOf(())
 
 
+def drop(*, reason: str) -> Drop:
+    """Return what `Migration(otherwise=…)` says of rows that no kind takes: they are not migrated. They stay
+    in the source as they are until `retire` deletes it.
+
+    Args:
+        reason: why nobody needs them: text of at most 500 characters for plans and evidence, without keys.
+    """
+    field, cure = "rows.drop(reason)", 'write rows.drop(reason="job heartbeats, obsolete since 2023")'
+    text = need_text(field, reason)
+    is_reason = bool(text.strip()) and len(text) <= _LONGEST_REASON and text.isprintable()
+    problem = f"it is not one line of 1 to {_LONGEST_REASON} characters"
+    refuse_if(not is_reason, field, problem, cure=cure)
+    return Drop(text.strip())
+
+
 def _key_is(name: str, field: str, prefix: object, pattern: object, asked: dict[str, Any]) -> Condition:
     text = need_text(f"{field}(prefix)", prefix, empty=True)
     expression = need_text(f"{field}(pattern)", pattern, empty=True)
@@ -439,4 +466,4 @@ def _comparable(edm: str, value: object) -> tuple[str, Any]:
     return edm, text.lower() if edm in (GUID, BOOLEAN) else text
 
 
-__all__ = ["Condition", "all_of", "any_of", "every", "none_of", "partition_key", "prop", "row_key"]
+__all__ = ["Condition", "all_of", "any_of", "drop", "every", "none_of", "partition_key", "prop", "row_key"]

@@ -224,7 +224,8 @@ def _with_rows(
         mapping_bytes=survey.bytes.of_mapping(counts, weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
     )
-    mapping = replace(mapping, fills=fills, kinds=survey.kinds(weights))
+    by_kind, left = survey.kinds(weights), survey.not_migrated(weights)
+    mapping = replace(mapping, fills=fills, kinds=by_kind, not_migrated=left)
     named = survey.absent if mapping.sampled_rows else {}
     absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
     gates = options.gates

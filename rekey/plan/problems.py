@@ -169,6 +169,9 @@ def row_problems(
         }
         about = f"{counted(refused_rows.rows, 'row')}{looked_at}"
         yield _problem("row-refused", refused_rows.rows, refused_rows.row_ids, about=about, **figures)
+    if (left := mapping.not_migrated) is not None:
+        names = {"about": f"{counted(left.rows_read, 'row')}{looked_at}", "reason": left.reason}
+        yield _problem("rows-not-migrated", left.rows_read, left.row_ids, table=inventory.table, **names)
     reported = {rows.problem.rpartition(" ")[2] for rows in refused if rows.problem.startswith("no row has ")}
     for name, (where, cure) in absent.items():
         if name not in reported:

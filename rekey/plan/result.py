@@ -153,6 +153,20 @@ class RefusedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class NotMigrated:
+    """Rows that no kind takes and that the script drops; ids (and keys if asked for) of the first rows
+    only."""
+
+    # The script's reason.
+    reason: str
+    # Those of the whole table, estimated unless all were read.
+    rows: int
+    rows_read: int
+    row_ids: tuple[str, ...]
+    old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=json_field(key=True))
+
+
+@dataclass(frozen=True, slots=True)
 class CollisionGroup:
     """Source rows that map to one key of one table; ids (and keys if asked for) of the first rows only."""
 
@@ -393,6 +407,8 @@ class MappingResult:
     fills: tuple[TableFill, ...] = field(default=(), metadata=json_field("targets"))
     # Empty where the script declares no kinds.
     kinds: tuple[KindRows, ...] = field(default=(), metadata=json_field(omit_default=True))
+    # None where every row is of a kind, or is refused.
+    not_migrated: NotMigrated | None = field(default=None, metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,12 +451,16 @@ class MigrationPlan:
 
     @property
     def kinds(self) -> list[tuple[str, str, str]]:
-        """Name, rows and condition of each kind, as text."""
+        """Name, rows and condition of each kind, as text; rows that are not migrated come last."""
         exact = self.inventory is None or self.inventory.exact
+        named: list[tuple[str, KindRows | NotMigrated, str]]
+        named = [(kind.name, kind, kind.when) for kind in self.mapping.kinds]
+        if (left := self.mapping.not_migrated) is not None:
+            named.append(("of no kind", left, f"not migrated: {left.reason}"))
         return [
-            (kind.name, rows if exact else f"about {rows}" if kind.rows_read else "none read", kind.when)
-            for kind in self.mapping.kinds
-            for rows in [counted(kind.rows, "row")]
+            (name, text if exact else f"about {text}" if rows.rows_read else "none read", when)
+            for name, rows, when in named
+            for text in [counted(rows.rows, "row")]
         ]
 
     @property

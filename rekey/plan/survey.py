@@ -24,7 +24,7 @@ from rekey.plan.advice.gather import Gatherer
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.packing import Filled, Packing
 from rekey.plan.portrait import Portrayer
-from rekey.plan.result import Example, KindRows, MappingResult, NewKey, RefusedRows
+from rekey.plan.result import Example, KindRows, MappingResult, NewKey, NotMigrated, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
@@ -102,17 +102,25 @@ class MappedCounts:
         source_rows: source rows that were mapped.
         target_rows: rows of each target table.
         kinds: source rows of each kind, by its name, refused ones included.
+        dropped: source rows that are not migrated.
+        first_dropped: the keys of the first of these.
     """
 
     def __init__(self, tables: int) -> None:
         self.tried = 0
         self.kinds: list[Counter[str]] = [Counter() for _ in PARTS]
+        self.dropped = [0 for _ in PARTS]
+        self.first_dropped: list[EntityKey] = []
         self.source_rows = [0 for _ in PARTS]
         self.target_rows = [[0] * tables for _ in PARTS]
 
     def add(self, part: int, source_rows: int, target_rows: Sequence[int]) -> None:
         self.source_rows[part] += source_rows
         self.target_rows[part] = list(map(add, self.target_rows[part], target_rows))
+
+    def drop(self, part: int, keys: Sequence[EntityKey]) -> None:
+        self.dropped[part] += len(keys)
+        self.first_dropped += keys[: FIRST_ROWS - len(self.first_dropped)]
 
 
 class BilledBytes:
@@ -197,6 +205,8 @@ class Survey:
         if self.mapper.migration.kinds:
             kinds = map(self.mapper.kind_of, rows)
             self.counts.kinds[part].update(kind.name for kind in kinds if kind is not None)
+        if self.mapper.drops:
+            self.counts.drop(part, [key_of(row) for row in rows if self.mapper.is_dropped(row)])
         digests, *_ = [self._search.take(number, *target) for number, target in enumerate(targets)]
         tables = [mapped, *(target.rows for target in targets)]
         today, *counts = [Counter([row[PARTITION_KEY] for row in table]) for table in tables]
@@ -238,6 +248,8 @@ class Survey:
             self.present.update(*rows)
             mapped: list[tuple[Row, Sequence[TargetRow]]] = []
             for row, target_rows in self.mapper.map_all(rows, lambda *_: None):
+                if not target_rows:  # not migrated
+                    continue
                 with suppress(RowRefused):
                     self.gatherer.take(row, target_rows)
                     mapped.append((row, target_rows))
@@ -266,6 +278,15 @@ class Survey:
             KindRows(kind.name, kind.when.describe(), round(rows.get(kind.name, 0)), read[kind.name])
             for kind in self.mapper.migration.kinds
         )
+
+    def not_migrated(self, weights: Weights) -> NotMigrated | None:
+        """Return the rows that the script drops, as `kinds` does; None if no row that was read is dropped."""
+        drop, first, read = self.mapper.migration.dropped, self.counts.first_dropped, self.counts.dropped
+        if drop is None or not first:
+            return None
+        shown = tuple(first) if self.options.show_keys else None
+        rows = round(weights.sum(read))
+        return NotMigrated(drop.reason, rows, sum(read), tuple(map(self._row_id, first)), shown)
 
     def _row_id(self, key: EntityKey) -> str:
         return self.subject.ids.short(self.subject.declared.migration.source, key)

@@ -24,6 +24,9 @@ CURE = (
     " go on to `complete` (with index tables: to `rekey handover`)"
 )
 
+_DROPPED_THERE = "the source has a row under its old key that no kind takes"
+_DROPPED_CURE = "delete that row of the source, or give this one another old key"
+
 Rows = dict[TargetKey, Row]
 # Conditional writes of replicas, each with its place.
 Writes = list[tuple[TargetKey, Operation]]
@@ -166,8 +169,12 @@ def inverse(
         cure: what to do about a row that cannot be expressed.
 
     Raises:
-        RowRefused: `not-reversible`, without the row's safe id.
+        RowRefused: `not-reversible`, or `key-taken` by a source row that is not migrated; without the row's
+            safe id.
     """
+    if source_row is not None and mapper.is_dropped(source_row):
+        # It has no row in the target that could say so: only here is it seen, and never overwritten.
+        raise RowRefused("key-taken", "otherwise", _DROPPED_THERE, cure=_DROPPED_CURE)
     if source_row is not None and stands_for(mapper, source_row, target_row):
         return source_row
     desired = mapper.reverse(target_row, source_key, source_row)
@@ -181,7 +188,10 @@ def inverse(
 def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
     """Map a source row forward and return, as text, what of the main target row it does not reproduce (key or
     content); None if it reproduces all of it. Raises RowRefused: the source row cannot be mapped."""
-    main = mapper.map(source_row)[0].row
+    mapped = mapper.map(source_row)
+    if not mapped:
+        return "mapping it forward again gives no row: no kind takes it"
+    main = mapped[0].row
     if key_of(main) != key_of(target_row):
         return "mapping it forward again gives another key"
     now, then = canonical_content(target_row), canonical_content(main)

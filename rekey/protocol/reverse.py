@@ -92,7 +92,10 @@ class ReversePropagator(Propagator):
         self, source_key: EntityKey, authority: Row | None, source_row: Row | None = None
     ) -> Rows:
         if authority is None:
-            return {}
+            # Its absence says nothing about a source row that no kind takes: that never had a main row, or
+            # lost it when a property changed. Such a row stays.
+            stays = source_row is not None and self.mapper.is_dropped(source_row)
+            return {source_place(source_key): content_of(source_row)} if stays and source_row else {}
         try:
             desired = inverse(self.mapper, source_key, authority, source_row)
             mapped = self.mapper.map(desired)[1:]

@@ -62,8 +62,8 @@ class ProxySockets(Sockets):
 
 
 def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, Any]] | None:
-    """Return a row's new keys as JSON-able data, main row first; None if it needs `row`. May raise
-    RowRefused."""
+    """Return a row's new keys as JSON-able data, main row first, none if it is not migrated; None if it needs
+    `row`. May raise RowRefused."""
     keys = mapper.target_keys(key)
     if keys is None and row is not None:
         keys = [(target_row.table, key_of(target_row.row)) for target_row in mapper.map(row)]
@@ -117,6 +117,8 @@ class Keys:
             return text_response(
                 HTTPStatus.NOT_FOUND, "the source has no such row, and its key alone says too little"
             )
+        if not new:
+            return text_response(HTTPStatus.NOT_FOUND, "no kind takes this row, and the script drops it")
         return in_json({"keys": new})
 
 

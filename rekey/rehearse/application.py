@@ -75,7 +75,8 @@ class Application:
     def loaded(self, row: Row) -> None:
         """Record a row that was loaded into the source; called once per key."""
         self._enter(row)
-        self.untouched[key_of(row)] = None
+        if not self._mapper.is_dropped(row):
+            self.untouched[key_of(row)] = None
 
     def begin_counting(self) -> None:
         self.done = Counter()
@@ -217,7 +218,8 @@ class Application:
                 del self._owners[place]
 
     def _choose(self, keys: Collection[EntityKey]) -> Row | None:
-        return self._witness.get(self.source_name, self._lot.choice(list(keys)))
+        row = self._witness.get(self.source_name, self._lot.choice(list(keys)))
+        return None if row is None or self._mapper.is_dropped(row) else row
 
     def _taken(self, row: Row, owner: EntityKey | None = None) -> bool:
         """Tell whether a row cannot be written: the mapping refuses it, or its key or a target key is in use

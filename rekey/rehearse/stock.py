@@ -123,6 +123,7 @@ async def insert(table: Table, rows: Iterable[Row]) -> None:
 
 _TRIED = 50
 _PARTITIONS = 40
+_DROPPED_EVERY = 10
 _START = ticks_of("2021-01-01T00:00:00Z")
 _YEARS = 3 * 365 * 86_400 * TICKS_PER_SECOND
 SYLLABLES = (
@@ -186,16 +187,18 @@ def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
 
 
 def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows that can be mapped and share no target key with an earlier one."""
+    """Yield the rows that can be mapped and share no target key with an earlier one, and those dropped."""
     taken: set[Place] = set()
     for row in rows:
-        if (places := places_of(mapper, row)) and taken.isdisjoint(places):
+        places = places_of(mapper, row)
+        if mapper.is_dropped(row) or (places and taken.isdisjoint(places)):
             taken.update(places)
             yield row
 
 
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
-    """Yield rows with the properties that the declaration reads, of each kind in turn."""
+    """Yield rows with the properties that the declaration reads, of each kind in turn; with some that no kind
+    need take where the script drops those."""
     kinds, separators, widths = _read_by(migration)
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable test data
@@ -218,8 +221,9 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
             }.get(edm, text)
             if edm != STRING and name not in (PARTITION_KEY, ROW_KEY):
                 row[name + TYPE_SUFFIX] = edm
-        if migration.kinds:
-            meet(migration.kinds[number % len(migration.kinds)].when, row)
+        dropped = number // _DROPPED_EVERY if migration.dropped else 0
+        if migration.kinds and (not migration.dropped or (number + 1) % _DROPPED_EVERY):
+            meet(migration.kinds[(number - dropped) % len(migration.kinds)].when, row)
         yield row
 
 

@@ -213,7 +213,7 @@ class Witness:
         there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
         looked_at, missing = 0, 0
         for row in self.rows(self.source_name):
-            if not any(key_of(row) in key_range for key_range in claimed):
+            if not any(key_of(row) in key_range for key_range in claimed) or self.mapper.is_dropped(row):
                 continue
             looked_at += 1
             missing += key_of(self.mapper.map(row)[0].row) not in there

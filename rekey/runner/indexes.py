@@ -30,6 +30,7 @@ class MainRows(Mapper):
 
     def __init__(self, of: Mapper) -> None:
         self.__dict__.update(of.__dict__)
+        self.drops = False  # what no kind takes is no row of the main target
 
     def map_all(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]

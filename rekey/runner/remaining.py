@@ -12,6 +12,7 @@ from rekey.copy.sweep import DigestParts
 from rekey.core.concurrency import for_each
 from rekey.core.endpoints import are_other_accounts
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, own_name
+from rekey.declaration.mapper import Mapper
 from rekey.errors import CredentialRefused, RowRefused, TableBeingDeleted, TableMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.next_steps import next_step
@@ -32,6 +33,9 @@ SAMPLED = 100
 LISTED = 1000
 # Prefix of throw-away tables.
 PROBE_TABLE = "rekeyprobe"
+# The event of the counts before the source is deleted, and its count of rows that are dropped.
+COUNTED = "retire-counted"
+NOT_MIGRATED = "rows_not_migrated"
 _NAMED = 5
 _KEYS = (PARTITION_KEY, ROW_KEY)
 # A row counts as missing after so many reads, a second apart: a write of it may be in flight.
@@ -39,17 +43,24 @@ _ROUNDS = 4
 _PAUSE_S = 1.0
 
 
-async def rows_up_to(table: Table, most: int) -> int | None:
-    """Return how many rows a table holds, counted up to `most`; None: no such table."""
+async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> int | None:
+    """Return how many rows a table holds, counted up to `most`; None: no such table. `without`: the mapper of
+    a source whose dropped rows are left out."""
     rows = 0
     try:
-        async for page in whole(table).scan(select=_KEYS, page_rows=most, ahead=False):
-            rows += len(page.rows)
+        select = _KEYS if without is None else None
+        async for page in whole(table).scan(select=select, page_rows=most, ahead=False):
+            rows += len(page.rows) - (0 if without is None else sum(map(without.is_dropped, page.rows)))
             if rows >= most:
                 return most
     except (TableMissing, TableBeingDeleted):
         return None
     return rows
+
+
+def _dropping(run: Run, table: Table) -> Mapper | None:
+    """Return the mapper that tells which rows of a table are dropped; None: none are."""
+    return run.mapper if run.mapper.drops and table.name == run.source.name else None
 
 
 async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
@@ -60,7 +71,7 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
     if gone := [name for name, number in rows.items() if number is None]:
         return [reason("table-missing", table=name) for name in gone]
-    if rows[target] or await rows_up_to(run.source, MANY) != MANY:
+    if rows[target] or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY:
         return []
     return [reason("target-empty", target=target, source=source)]
 
@@ -171,10 +182,11 @@ async def rows_only_in_target(run: Run) -> list[EntityKey]:
                 run.check()
                 for row in page.rows:
                     try:
-                        main = run.mapper.map(row)[0]
+                        mapped = run.mapper.map(row)
                     except RowRefused:
                         continue  # it has no row in the target
-                    ours.add(digest_of(target.name, key_of(main.row)))
+                    for main in mapped[:1]:  # none of a row that is not migrated
+                        ours.add(digest_of(target.name, key_of(main.row)))
                 advance(len(page.rows))
         only = set[str]()
         for prefix in theirs.prefixes():
@@ -201,7 +213,7 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
         async def check(key: EntityKey, still: list[EntityKey] = still) -> None:
             run.check()
             owner = await _owner(run, key)
-            if owner is not None and await run.source.get(owner, select=_KEYS) is not None:
+            if owner is not None and await has_migrated_row(run, owner):
                 return
             if await run.targets[0].get(key, select=_KEYS) is None:
                 return
@@ -212,6 +224,12 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
         if run.is_delta:
             break  # replicas do not follow at once: waiting changes nothing
     return sorted(left)
+
+
+async def has_migrated_row(run: Run, key: EntityKey) -> bool:
+    """Tell whether the source has a row under a key that the migration does not drop."""
+    row = await run.source.get(key, select=None if run.mapper.drops else _KEYS)
+    return row is not None and not run.mapper.is_dropped(row)
 
 
 async def _owner(run: Run, key: EntityKey) -> EntityKey | None:
@@ -251,13 +269,17 @@ async def closed_by_source(run: Run) -> list[str]:
 
 
 async def closed_by_count(run: Run) -> list[str]:
-    """Return why the source may not be deleted: the main target holds fewer rows, and no reason was given.
-    The counts are recorded."""
+    """Return why the source may not be deleted: the main target holds fewer rows than were migrated, and no
+    reason was given. The counts are recorded."""
     if not await run.tables.table_exists(run.source.name):
         return []
-    counts = {"source_rows": await _count(run, run.source), "target_rows": await _count(run, run.targets[0])}
-    run.state.audit("retire-counted", run.script_id, {**counts, "reason": run.options.reason})
-    source_rows, target_rows = counts.values()
+    source_rows, dropped = await _count(run, run.source)
+    target_rows, _ = await _count(run, run.targets[0])
+    counts = {"source_rows": source_rows, "target_rows": target_rows}
+    if run.mapper.drops:
+        counts[NOT_MIGRATED] = dropped
+    run.state.audit(COUNTED, run.script_id, {**counts, "reason": run.options.reason})
+    source_rows -= dropped
     if target_rows >= source_rows or run.options.reason:
         return []
     left, source = counted(target_rows, "row"), run.source
@@ -273,7 +295,8 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
         target_rows: how many rows the main target holds.
 
     Raises:
-        Refused: more of them exist in the source than the target holds, and `MANY` or more.
+        Refused: more of them exist in the source than the target holds, and `MANY` or more. Rows that are
+            dropped are not deleted, and do not count.
     """
     if len(gone) < max(MANY, target_rows + 1):
         return
@@ -283,7 +306,7 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
         nonlocal standing
         run.check()
         # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
-        exists = await run.source.get(key, select=_KEYS) is not None
+        exists = await has_migrated_row(run, key)
         standing += exists
 
     await for_each(gone, count, limit=run.config.limits.concurrency)
@@ -297,14 +320,16 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
     run.state.audit("deletes-most", run.script_id, details)
 
 
-async def _count(run: Run, table: Table) -> int:
-    rows = 0
+async def _count(run: Run, table: Table) -> tuple[int, int]:
+    """Return how many rows a table holds, and how many of them are source rows that are dropped."""
+    rows, dropped, mapper = 0, 0, _dropping(run, table)
     with run.progress.task(f"count {table.name}") as advance:
-        async for page in table.scan(select=_KEYS):
+        async for page in table.scan(select=_KEYS if mapper is None else None):
             run.check()
             rows += len(page.rows)
+            dropped += 0 if mapper is None else sum(map(mapper.is_dropped, page.rows))
             advance(len(page.rows))
-    return rows
+    return rows, dropped
 
 
 # --- before rows are deleted because the authority has none ------------------------------------------------
@@ -313,7 +338,9 @@ async def _count(run: Run, table: Table) -> int:
 async def require_rows(run: Run, authority: Table, replica: Table) -> None:
     """Refuse, without a reason, to delete all rows of a replica because the authority is empty. Raises
     Refused for a replica of `MANY` rows or more."""
-    if await rows_up_to(authority, 1) or await rows_up_to(replica, MANY) != MANY:
+    if await rows_up_to(authority, 1):
+        return
+    if await rows_up_to(replica, MANY, _dropping(run, replica)) != MANY:
         return
     if not run.options.reason:
         instead = f"rollback {run.declared.cli_selector} --to source --drop-targets --reason TEXT"

@@ -179,7 +179,7 @@ class _Copying(Job[Segment]):
 
     def __init__(self, workers: Workers, advance: Advance) -> None:
         self._workers, self._run, self._advance = workers, workers.run, advance
-        self.counters = {"rows": 0, "inserted": 0, "propagated": 0}
+        self.counters = {"rows": 0, "inserted": 0, "propagated": 0, "not_migrated": 0}
 
     async def split(self, piece: Segment) -> tuple[Segment, Segment] | None:
         """Split what is left of a segment in the state file; None: it cannot be split."""
@@ -280,5 +280,6 @@ def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result)
     if piece.table == SOURCE:
         work.source_rows += result.rows
         work.refused += result.counters.get("refused", 0)
+        work.not_migrated += result.counters.get("not_migrated", 0)
     work.was_read(piece.table, result.rows, ctx.now())
     ctx.reads.advance(result.rows)

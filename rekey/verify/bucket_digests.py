@@ -167,6 +167,8 @@ class Partial:
     source_rows: int = 0
     # Source rows that the mapping refused.
     refused: int = 0
+    # Source rows that no kind takes and that are not migrated.
+    not_migrated: int = field(default=0, kw_only=True)
     # Of the source rows as they are.
     source: BucketDigests = field(default_factory=BucketDigests, repr=False)
     begun_at: str = ""
@@ -206,6 +208,7 @@ class Partial:
             "source": self.source.as_json(),
             "source_rows": self.source_rows,
             "refused": self.refused,
+            "not_migrated": self.not_migrated,
             "begun_at": self.begun_at,
             "sitting": self.sitting,
             "reads": [list(read) for read in self.reads.values()],
@@ -231,6 +234,7 @@ class Partial:
                 str(state["begun_at"]),
                 int(state["sitting"]),
                 {(read[1], read[0]): Read(*read) for read in state["reads"]},
+                not_migrated=int(state.get("not_migrated", 0)),
             )
         except (KeyError, TypeError, ValueError):
             raise _unusable() from None

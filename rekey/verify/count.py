@@ -75,6 +75,7 @@ class _Pass:
     source_rows: int = 0
     source_partitions: int = 0
     refused: int = 0
+    not_migrated: int = 0
     # A heap of (rows, partition), at most `LARGEST`: the smallest is removed.
     largest: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
@@ -108,6 +109,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
         source_rows=last.source_rows,
         source_partitions=last.source_partitions,
         refused_rows=last.refused,
+        not_migrated_rows=last.not_migrated,
         largest=tuple(
             PartitionSize(_partition_id(ctx, ctx.source.name, partition), rows)
             for rows, partition in sorted(last.largest, key=lambda each: -each[0])
@@ -159,6 +161,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
             except RowRefused:
                 counted.refused += 1
                 continue
+            counted.not_migrated += not mapped
             for table, target in mapped:
                 tally.add(table, target[PARTITION_KEY], expected=1)
         counted.source_rows += len(page.rows)

@@ -136,6 +136,8 @@ class RowAdder:
             self._add_source(rows)
             add_mapped(self._mapper, rows, self._refuse, self._add_expected)
             self._work.source_rows += len(rows)
+            if self._mapper.drops:
+                self._work.not_migrated += sum(map(self._mapper.is_dropped, rows))
         elif self._mapper.is_shared(table):
             kinds: defaultdict[int, list[Row]] = defaultdict(list)
             for row in rows:

@@ -124,6 +124,7 @@ async def full(
         source=ctx.source.name,
         source_rows=work.source_rows,
         refused_rows=work.refused,
+        not_migrated_rows=work.not_migrated,
         tables=tuple(
             TableComparison(
                 table=target.name,

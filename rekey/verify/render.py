@@ -44,7 +44,8 @@ def _full(report: FullReport) -> list[str]:
         for comparison in report.tables
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
-    lines = wrapped(f"full verification of {report.source}: {counted(report.source_rows, 'source row')}")
+    source_rows = counted(report.source_rows, "source row")
+    lines = wrapped(f"full verification of {report.source}: {source_rows}{_not_migrated(report)}")
     lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(table_read.sitting > 1 for table_read in report.read):  # the verification was cut off and resumed
         sittings = [
@@ -156,7 +157,7 @@ def _count(report: CountReport) -> list[str]:
         (count.table, *(f"{getattr(count, counted):,}" for counted in head[1:])) for count in report.tables
     ]
     partitions = f"{report.source_rows:,} rows in {report.source_partitions:,} partitions"
-    lines = wrapped(f"count of {report.source}: {partitions}")
+    lines = wrapped(f"count of {report.source}: {partitions}{_not_migrated(report)}")
     lines += ["", *table(head, rows, right=range(1, 6))]
     if report.refused_rows:
         lines += ["", f"source rows that the mapping refuses: {report.refused_rows:,}"]
@@ -177,6 +178,11 @@ def _count(report: CountReport) -> list[str]:
             "Counts changed while counting: rows are being written. No difference was seen twice.",
         ]
     return [*lines, "", "All counts agree. (A count sees no content: `--mode full` does.)"]
+
+
+def _not_migrated(report: FullReport | CountReport) -> str:
+    rows = report.not_migrated_rows
+    return f", {rows:,} of them of no kind, which the script does not migrate" if rows else ""
 
 
 def _sample(report: SampleReport) -> list[str]:

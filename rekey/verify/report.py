@@ -209,6 +209,8 @@ class FullReport(ReportBase):
     # "" when the source has too few rows (`reported_digest`).
     source_digest: str = ""
     refused_rows: int
+    # Rows that no kind takes and that the script does not migrate.
+    not_migrated_rows: int = field(default=0, metadata=json_field(omit_default=True))
     tables: tuple[TableComparison, ...]
     # More than one sitting: it was cut off and resumed.
     read: tuple[TableRead, ...] = ()
@@ -292,6 +294,8 @@ class CountReport(ReportBase):
     source_rows: int
     source_partitions: int
     refused_rows: int
+    # As in `FullReport`.
+    not_migrated_rows: int = field(default=0, metadata=json_field(omit_default=True))
     largest: tuple[PartitionSize, ...] = field(metadata=json_field("largest_source_partitions"))
     tables: tuple[TableCount, ...]
     passes: int

@@ -176,7 +176,8 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
         except RowRefused:
             wanted[position] = (Point(SOURCE, key),)
         else:
-            wanted[position] = tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
+            if mapped:  # a row that is not migrated is wrong nowhere
+                wanted[position] = tuple(Point(number, key_of(target), (key,)) for number, target in mapped)
 
     await for_each(enumerate(drawn.keys), prepare, limit=ctx.reads.concurrency)
     wrong = 0

@@ -98,6 +98,18 @@ def main_rows_alone_after_complete() -> Any:
     return mock.patch.object(route, "route", plainly)
 
 
+def rows_of_no_kind_follow_the_target() -> Any:
+    """Take the absence of a target row for the deletion of a source row that no kind takes."""
+    expected_of = ReversePropagator.expected_of
+
+    def nothing_without_a_row(
+        self: ReversePropagator, source_key: EntityKey, authority: Row | None, source_row: Row | None = None
+    ) -> Any:
+        return {} if authority is None else expected_of(self, source_key, authority, source_row)
+
+    return mock.patch.object(ReversePropagator, "expected_of", nothing_without_a_row)
+
+
 def unconditional() -> Any:
     """Replace and delete replica rows whatever is there."""
 

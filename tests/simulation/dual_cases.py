@@ -5,9 +5,10 @@ Rules kept here:
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and the
   phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary
   rows (`races`). Target keys may pass from one row to another one (`folded`, `lowered` without index table,
-  `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`). `absent`: no
-  row is there at the beginning; `gone`: one was copied and deleted; `tagged before`: it was copied with other
-  tags at first. Then what each client does, in which view.
+  `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`). Rows may be of
+  no kind (`drops`; `drops by key`: always). `absent`: no row is there at the beginning; `gone`: one was
+  copied and deleted; `tagged before`: it was copied with other tags at first; `a draft`: it had a kind when
+  it was copied, and is of none. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -45,6 +46,8 @@ from tests.simulation.witness import (
 )
 from tests.worlds.small import (
     BENCHES,
+    DROPPING,
+    DROPPING_BY_KEY,
     HANDLES,
     LOWERED,
     POSTS,
@@ -149,6 +152,17 @@ def ticket_steps(version: int) -> dict[str, Step]:
     }
 
 
+def dropping_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a ticket that may be a draft, which no kind takes."""
+    draft = ticket("1", "draft", Version=version)
+    return {
+        **_steps(ticket("1", Version=version)),
+        **{f"draft by {name}": step for name, step in _steps(draft).items()},
+        "close": (Do(REPLACE, ticket("1", "closed", Version=version)),),
+        "merge a number": (Do(MERGE, {"PartitionKey": "eu", "RowKey": "1", "Version": version}),),
+    }
+
+
 def race_steps(version: int) -> dict[str, Step]:
     """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
     row = racer("1", 20, Time=version)
@@ -191,6 +205,8 @@ def bench(name: str, seat: str = "s1", version: int = 1) -> Row:
 FOLDED = replace(
     LOWERED, indexes=[Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))]
 )
+A_DRAFT = ", a draft"
+"""The row was of a kind when it was copied, and no kind takes it any more."""
 TAGGED_BEFORE = ", tagged before"
 GONE = ", gone"
 DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then upsert elsewhere"
@@ -205,6 +221,12 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "handles": (HANDLES, bench("Ann"), bench_steps),
     "benches": (BENCHES, bench("Ann"), bench_steps),
     "tickets": (TICKETS, ticket("1", Version=1), ticket_steps),
+    "drops": (DROPPING, ticket("1", Version=1), dropping_steps),
+    "drops by key": (
+        DROPPING_BY_KEY,
+        ticket("1", Version=1),
+        lambda version: _steps(ticket("1", Version=version)),
+    ),
     "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 
@@ -234,6 +256,8 @@ def dual(
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
     migration, before, clients, phase = parsed(name)
     earlier = [hello(0, tags="z")] if TAGGED_BEFORE in name else []
+    if A_DRAFT in name:
+        earlier, before = before, [ticket("1", "draft", Version=1)]
     if GONE in name:
         earlier, before = before, []
 

@@ -196,6 +196,14 @@ def test_after_cutover_a_row_that_was_moved_says_itself_whose_it_is() -> None:
         lost(dual(MOVE, Budget(preemptions=0)), "1 intents are left")
 
 
+def test_the_target_says_nothing_of_a_row_that_no_kind_takes() -> None:
+    """Its forward row lists keys of the time when a kind took it, and no row is under them any more."""
+    name = "drops, cutover, a draft: new insert"
+    assert not dual(name, CRASH).loss
+    with dual_broken.rows_of_no_kind_follow_the_target():
+        lost(dual(name, CRASH), TOLD)
+
+
 BATCH = "old batch of delete and insert"
 
 

@@ -242,7 +242,8 @@ class Witness:
         return {key: dict(row) for key, row in rows if row is not None}
 
     def _owner(self, rows: dict[EntityKey, Row], target_key: EntityKey) -> EntityKey | None:
-        return next((key for key, row in rows.items() if key_of(self._view_row(row)) == target_key), None)
+        kept = {key: row for key, row in rows.items() if not self.mapper.is_dropped(row)}
+        return next((key for key, row in kept.items() if key_of(self._view_row(row)) == target_key), None)
 
     def _view_row(self, source_row: Row) -> Row:
         return self.mapper.map(source_row)[0].row

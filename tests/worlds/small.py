@@ -142,6 +142,34 @@ TICKETS = Migration(
 )
 """Two kinds of rows, told apart by a property: a row that is closed has another key and no index row."""
 
+DROPPING = replace(
+    TICKETS,
+    target=None,
+    indexes=(),
+    kinds=[TICKETS.kinds[0], replace(TICKETS.kinds[1], when=rows.prop("Status", equals="open"))],
+    otherwise=rows.drop(reason="drafts that nobody filed"),
+)
+"""TICKETS, and rows that are neither open nor closed, which are not migrated."""
+
+DROPPING_BY_KEY = Migration(
+    source="Tickets",
+    kinds=[
+        RowKind(
+            "filed",
+            when=rows.row_key(prefix="F"),
+            target=Target(
+                "TicketsV2",
+                partition_key=keys.keep(),
+                row_key=keys.keep(),
+                properties=[props.copy("RowKey", to="Number")],
+            ),
+        )
+    ],
+    otherwise=rows.drop(reason="drafts that nobody filed"),
+    capture="dual-write",
+)
+"""Rows whose keys alone say that no kind takes them."""
+
 
 def racer(bib: str, age: int = 55, name: str = "John", race: str = "nyc", **more: object) -> Row:
     """A source row of RACES."""

@@ -49,7 +49,8 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
         numbers = actual_sums(opened.mapper, task.table)
         digests = {name: work.actual[number] for name, number in numbers.items()}
     sums = {name: digest.packed() for name, digest in digests.items()}
-    return replace(result, counters={"refused": work.refused}, sums=sums)
+    counters = {"refused": work.refused, "not_migrated": work.not_migrated}
+    return replace(result, counters=counters, sums=sums)
 
 
 def actual_sums(mapper: Mapper, table: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.removed import Kept, Removed, RemovedRows
 from rekey.mapping.rows import day_of, pointer_of
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
@@ -158,8 +158,8 @@ def erase(
     """
     run = session.resume(script_id)
 
-    async def find_all(queries: Sequence[Query], scope: Scope) -> Subjects:
-        subjects = await find(run, queries)
+    async def find_all(now: ControlRow, queries: Sequence[Query], scope: Scope) -> Subjects:
+        subjects = await find(run, queries, reads_source=now.phase is not ControlPhase.RETIRED)
         tables = await usable(session, run, to_write=scope.with_targets)
         searched = scope.searched and scope.with_targets
         target_rows = await find_rows(run, subjects.known, tables, searched=searched)
@@ -173,10 +173,10 @@ def erase(
             recorded = event.details
             if recorded["kind"] == SUBJECTS:
                 scope = Scope(recorded["searched"], recorded.get("with_targets", False))
-                again = await find_all([Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
+                again = await find_all(now, [Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
                 await _carry_out(run, now, again, scope, event.seq)
                 note(run.progress, "erasure-finished", {"day": event.at[:10]})
-        subjects = await find_all(request.queries, request.scope)
+        subjects = await find_all(now, request.queries, request.scope)
         refuse(subjects.keys)
         tell(subjects.targets)
         # Source rows by safe id and none of their target rows: the record must not link again what is erased.
@@ -198,15 +198,17 @@ def erase(
     return erased
 
 
-async def find(run: Run, queries: Sequence[Query]) -> Subjects:
-    """Return the subjects that queries name. Raises SealedUnreadable for a mapping row it cannot open."""
+async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Subjects:
+    """Return the subjects that queries name. `reads_source`: whether the source is still the migration's, so
+    that its rows which no kind takes, and no mapping row names, are found there. Raises SealedUnreadable for
+    a mapping row it cannot open."""
     store = run.mapping
     lookup = Lookup(store, run.tables)
     expired = await store.expired_on()
     known: dict[str, EntityKey] = {}
     before: dict[str, str] = {}
-    unknown: list[str] = []
     keys: list[EntityKey] = []
+    missing: dict[Query, tuple[str, ...]] = {}
     for query in queries:
         matches = await lookup.find(query)
         await store.learn(matches.rows)
@@ -221,12 +223,39 @@ async def find(run: Run, queries: Sequence[Query]) -> Subjects:
         if query.old is not None and (on or sources):
             sources.add(query.old)  # no mapping row names it any more, but its source row may still exist
         if not sources and not on:
-            unknown += matches.row_ids
+            missing[query] = matches.row_ids
         known.update((run.ids.short(run.source.name, key), key) for key in sources)
         keys += [key for key in (query.old, query.new) if key is not None]
+    unmapped = await _unmapped(run, missing) if reads_source and run.mapper.drops else {}
+    known.update((run.ids.short(run.source.name, key), key) for key in unmapped.values())
+    unknown = [row_id for query, ids in missing.items() if query not in unmapped for row_id in ids]
     for key in known.values():
         keys += [key, *(target.key for target in await listed_targets(run, key))]
     return Subjects(known, before, tuple(unknown), tuple(keys))
+
+
+async def _unmapped(run: Run, queries: Iterable[Query]) -> dict[Query, EntityKey]:
+    """Return the keys of source rows that are dropped, by the query that names one by its old key or id."""
+    keys: dict[Query, EntityKey] = {}
+    by_id = {query.safe_id.strip().lower(): query for query in queries if query.safe_id is not None}
+
+    def keep(query: Query, row: Row | None) -> None:
+        if row is not None and run.mapper.is_dropped(row):
+            keys[query] = key_of(row)
+
+    with suppress(errors.TableMissing, errors.TableBeingDeleted):
+        for query in queries:
+            if query.old is not None:
+                keep(query, await run.source.get(query.old))
+        if by_id:
+            with run.progress.task("look through the source") as advance:
+                async for page in run.source.scan():
+                    run.check()
+                    for row in page.rows:
+                        if (named := by_id.get(run.ids.short(run.source.name, key_of(row)))) is not None:
+                            keep(named, row)
+                    advance(len(page.rows))
+    return keys
 
 
 async def _carry_out(run: Run, now: ControlRow, subjects: Subjects, scope: Scope, begun: int) -> Done:

@@ -115,10 +115,13 @@ async def copy_rows(run: Run) -> Counters:
                     writer=writer,
                 )
             figures = {"rows": copied.rows, "inserted": copied.inserted, "propagated": copied.propagated}
+            figures["not_migrated"] = copied.not_migrated
     if not whole:
         run.stop.check()
     rows, inserted, propagated = (figures.pop(name) for name in ("rows", "inserted", "propagated"))
     named = {"source_rows": done + rows, "target_rows_inserted": inserted, "rows_propagated": propagated}
+    if not_migrated := figures.pop("not_migrated", 0):
+        named["rows_not_migrated"] = not_migrated
     return named | figures
 
 

@@ -12,6 +12,7 @@ from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
 from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
+from rekey.present.text import counted
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
 from rekey.runner.clients import any_intent, move
@@ -20,9 +21,10 @@ from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import require_two_accounts
+from rekey.runner.remaining import COUNTED, NOT_MIGRATED, require_two_accounts
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
+from rekey.status.notes import note
 from rekey.status.reasons import reason
 
 _NAMED = 20
@@ -62,6 +64,7 @@ async def run(run: Run) -> Counters:
     await require_two_accounts(run)
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
+        _name_dropped(run, counters)
         since_then = quiet_at(run, now)
         changed: list[str] = []
         async for _ in written_since(run.source, since_then):
@@ -75,6 +78,16 @@ async def run(run: Run) -> Counters:
         await run.tables.delete_table(run.source.name)
     await move(run, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     return counters
+
+
+def _name_dropped(run: Run, counters: Counters) -> None:
+    """Report how many rows go that were not migrated, as the gate counted them."""
+    drop, events = run.declared.migration.dropped, run.state.audit_events(run.script_id, event=COUNTED)
+    rows = events[-1].details.get(NOT_MIGRATED, 0) if events else 0
+    if drop is not None and rows:
+        counters[NOT_MIGRATED] = rows
+        named = {"rows": counted(rows, "row"), "source": run.source.name, "reason": drop.reason}
+        note(run.progress, "rows-not-migrated", {"script": run.script_id, **named})
 
 
 def quiet_at(run: Run, now: ControlRow) -> str:

@@ -18,7 +18,7 @@ from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.small import POSTS, USERS, World, post, swept, user
+from tests.worlds.small import DROPPING, POSTS, USERS, World, post, swept, ticket, user
 
 MARGIN = 300.0
 
@@ -267,6 +267,19 @@ async def test_a_copied_timestamp_is_reversible(memory: MemoryTableService, cloc
 def test_a_declaration_of_the_scenarios_can_go_back() -> None:
     assert USERS.reverse
     assert replace(USERS, reverse=False).digest() != USERS.digest()
+
+
+async def test_a_delta_pass_removes_the_rows_of_a_row_that_no_kind_takes_any_more(
+    memory: MemoryTableService,
+) -> None:
+    world = await World(memory, DROPPING).prepare([ticket("1"), ticket("2"), ticket("3", "draft")])
+    await world.copier.copy(memory.dump("Tickets"))
+    await world.source.replace(ticket("1", "draft"))
+    await world.source.replace(ticket("3"))
+    copied = await world.copier.copy_changed(memory.dump("Tickets"))
+    assert (copied.rows, copied.not_migrated) == (3, 1)
+    world.assert_in_step()
+    assert [row["RowKey"] for row in memory.dump("TicketsV2")] == ["open:2", "open:3"]
 
 
 async def test_rows_in_step_need_no_write_or_mapping(memory: MemoryTableService) -> None:

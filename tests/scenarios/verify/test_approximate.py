@@ -26,7 +26,7 @@ from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.small import POSTS, USERS, World, post, user
+from tests.worlds.small import DROPPING, POSTS, USERS, World, post, ticket, user
 from tests.worlds.verification import context, filled, rows_of, sampled, source_id
 
 HELLO = EntityKey("blog", "post-007")
@@ -203,6 +203,20 @@ async def test_deleted_rows_do_not_count_as_checked(memory: MemoryTableService, 
     assert [(each.population, each.checked, each.wrong) for each in report.directions] == [
         (10, 10, 0),
         (10, 10, 0),
+    ]
+    assert not report.findings
+
+
+async def test_rows_that_the_script_drops_do_not_count_as_checked(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    stock = [ticket(str(number), ("closed", "draft")[number % 2]) for number in range(20)]
+    world = await filled(World(memory, DROPPING), stock)
+    report = await sampled(context(world, tmp_path), 20, seed=3)
+    assert [(each.population, each.checked, each.wrong) for each in report.directions] == [
+        (10, 10, 0),
+        (10, 10, 0),
+        (0, 0, 0),
     ]
     assert not report.findings
 

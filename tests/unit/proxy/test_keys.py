@@ -16,6 +16,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import TableMissing, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.proxy.server import PATH, Keys, new_keys
+from tests.worlds.small import DROPPING, ticket
 
 TOKEN = b"a token for keys, and no other"
 SECRETS = {"ids": bytes(range(32))}
@@ -36,14 +37,16 @@ BY_CONTENT = Migration(
     target=Target("PostsV2", partition_key=keys.lower("Author"), row_key=keys.inverted_ticks("At")),
     indexes=[Index("PostsById", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey"))],
 )
-MAPPERS = {one.source: Mapper(one, SECRETS) for one in (BY_KEY, BY_CONTENT)}
+MAPPERS = {one.source: Mapper(one, SECRETS) for one in (BY_KEY, BY_CONTENT, DROPPING)}
 POST: Row = {"PartitionKey": "eu", "RowKey": "1", "Author": "Ada", "At": "2024-03-05T10:20:30.1234567Z"}
 BROKEN: Row = POST | {"RowKey": "2", "At": "hidden-moment"}
 BEARER = {"Authorization": f"Bearer {TOKEN.decode()}"}
 
 
 async def read(table: str, key: EntityKey) -> Row | None:
-    """Read a post; the row "down" cannot be read."""
+    """Read a post or a ticket; the row "down" cannot be read."""
+    if table == "Tickets":
+        return ticket(key.row, "draft")
     assert table == "Posts", "keys of Users come from the old key alone"
     if key.row == "gone":
         raise TableMissing("hidden: the table is deleted")
@@ -85,6 +88,14 @@ async def test_keys_are_those_that_a_copy_makes() -> None:
             ]
             assert [tuple(one.values()) for one in (await answer.json())["keys"]] == made
             assert len(made) == 2
+
+
+async def test_a_row_that_the_script_drops_has_none_and_the_answer_says_so() -> None:
+    async with asking() as client:
+        said = {"table": "Tickets", "pk": "eu", "rk": "1"}
+        async with client.get("/_rekey/keys", params=said, headers=BEARER) as answer:
+            assert answer.status == 404
+            assert "the script drops it" in await answer.text()
 
 
 def test_a_row_is_needed_where_keys_depend_on_more_than_the_old_key() -> None:

@@ -22,6 +22,7 @@ from rekey.rehearse.application import ADDED, changed_by_one, to_entity
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
 from rekey.rehearse.stock import Stock, meet, rows_for
+from tests.worlds.small import DROPPING
 
 EXAMPLES = Path(__file__).parents[3] / "migrations"
 SECRET = b"0123456789abcdef"
@@ -43,6 +44,15 @@ def test_made_up_rows_suit_each_worked_example(script: Path) -> None:
     taken = Counter(kind.name for row in stock if (kind := mapper.kind_of(row)))
     assert taken.keys() == {kind.name for kind in migration.kinds}
     assert min(taken.values(), default=30) >= 30, "there are rows of every kind"
+
+
+def test_some_made_up_rows_are_dropped_where_the_script_drops_rows() -> None:
+    mapper = Mapper(DROPPING, {})
+    stock = list(rows_for(mapper, 100, seed=3))
+    dropped = sum(map(mapper.is_dropped, stock))
+    taken = Counter(kind.name for row in stock if (kind := mapper.kind_of(row)))
+    assert (dropped, dropped + sum(taken.values())) == (10, 100)
+    assert min(taken.values()) == 45
 
 
 CONDITIONS = {
