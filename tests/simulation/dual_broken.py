@@ -110,6 +110,11 @@ def rows_of_no_kind_follow_the_target() -> Any:
     return mock.patch.object(ReversePropagator, "expected_of", nothing_without_a_row)
 
 
+def rows_of_no_kind_leave_traces() -> Any:
+    """Send the delete of a row without replicas again if the journal announces no other write."""
+    return mock.patch.object(send, "_leaves_no_trace", lambda *_: False)
+
+
 def unconditional() -> Any:
     """Replace and delete replica rows whatever is there."""
 

@@ -191,7 +191,7 @@ TWO_CLIENTS = [
     ("drops, dual_write, a draft: old replace | new insert", "no faults", 0),
     ("drops, cutover, a draft: old merge a number | new insert", "no faults", 0),
     ("drops, cutover, a draft: old delete | old insert", "no faults", 0),
-    ("drops by key, dual_write: old delete | old insert", "an open outcome", 0),
+    ("drops by key, dual_write: old delete | old insert", "an open outcome", 1),
     ("drops by key, dual_write: old replace | old merge", "no faults", 1),
     ("drops by key, cutover: old delete | old replace", "an open outcome", 0),
     ("tickets, cutover: old close | new replace", "no faults", 0),

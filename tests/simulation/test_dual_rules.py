@@ -204,6 +204,13 @@ def test_the_target_says_nothing_of_a_row_that_no_kind_takes() -> None:
         lost(dual(name, CRASH), TOLD)
 
 
+def test_nothing_shows_who_deleted_a_row_that_no_kind_takes() -> None:
+    """It has no replica, and neither has the row that another client then creates."""
+    with dual_broken.rows_of_no_kind_leave_traces():
+        name = "drops by key, dual_write: old delete | old insert"
+        lost(dual(name, replace(OPEN, preemptions=1)), TOLD)
+
+
 BATCH = "old batch of delete and insert"
 
 
