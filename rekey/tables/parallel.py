@@ -77,6 +77,11 @@ class ParallelScan(ABC, Generic[R]):
     def split(self, reader: R, middle: EntityKey) -> R:
         """Store that a range ends at a key, and return a range for its rest."""
 
+    async def middle(self, reader: R) -> EntityKey | None:
+        """Return a key at which the rest of a range may be split, None if there is none."""
+        rest, apart = reader.rest, self.partitions_apart
+        return await find_middle(reader.table, rest, rest.after, partitions_apart=apart)
+
     async def run(self, scans: int) -> None:
         """Read all ranges with so many scans at a time."""
         await gather(self._read_ranges() for _ in range(max(1, scans)))
@@ -139,12 +144,11 @@ class ParallelScan(ABC, Generic[R]):
         """Look for a key in the middle of the rest of a range, and split it there."""
         reader.probed = True
         try:
-            rest, apart = reader.rest, self.partitions_apart
-            middle = await find_middle(reader.table, rest, rest.after, partitions_apart=apart)
+            middle = await self.middle(reader)
         finally:
             reader.probed = False
         reader.fresh = 0
-        reader.whole = apart and middle is None
+        reader.whole = self.partitions_apart and middle is None
         self.eager = max(0, self.eager - 1)
         # Meanwhile its scan may have passed that key, or reached the end. From here on nothing is awaited, so
         # the cursor does not move.
