@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 from rekey.copy.aimd import BUSY, Pace, ServiceRates
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
-from rekey.core.limits import PARTITION_TARGET, is_in_target_account
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_in_target_account
 from rekey.core.progress import Held, Holds
 from rekey.project.config import Config
 from rekey.tables import allowance
@@ -382,6 +382,29 @@ class Throttle:
                 self._partitions = busy
             lane = self._partitions[partition] = _Lane()
         return lane
+
+
+def throttle_of(
+    config: Config,
+    clock: Clock,
+    *,
+    steering: Callable[[Rates], Rates] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Throttle:
+    """Return a throttle at the configured rates, with that of the target account if there is one. Other
+    arguments as of `Throttle`."""
+    limits = config.limits if config.limits.follows else config.rates
+    throttle = Throttle(
+        limits.account_rate,
+        clock,
+        partition=limits.partition_entities_per_second,
+        steering=steering,
+        stopping=stopping,
+        begins=ACCOUNT_TARGET if limits.follows else None,
+    )
+    if config.targets is not None:
+        throttle.begin_target_account()
+    return throttle
 
 
 def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:

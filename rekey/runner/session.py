@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from rekey.copy.throttle import Throttle, listen, restricted_throttle
+from rekey.copy.throttle import Throttle, listen, restricted_throttle, throttle_of
 from rekey.copy.workers.driver import Pool, load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.concurrency import first_of
-from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, ticking
 from rekey.core.safe_ids import new_key
 from rekey.declaration.migration import Declared
@@ -442,17 +441,12 @@ class Session:
 
         before = self.state.audit_events(event=_STEERED)
         recorded = Steering(**before[-1].details) if before else Steering()
-        limits = self.config.limits if self.config.limits.follows else self.config.rates
-        throttle = Throttle(
-            limits.account_rate,
+        throttle = throttle_of(
+            self.config,
             self.caller.clock,
-            partition=limits.partition_entities_per_second,
             steering=follow(self.config.state, steered, recorded),
             stopping=self.stop.requested,
-            begins=ACCOUNT_TARGET if limits.follows else None,
         )
-        if self.config.targets is not None:
-            throttle.begin_target_account()
         restricted_rates = restricted_throttle(throttle, self.config)
         listen(self.accounts, throttle, restricted_rates)
         return throttle, restricted_rates
