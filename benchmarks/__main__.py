@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asked, dualwrite, freezes, machine, peers, project, proxy, pure, rates, stubbed
+from benchmarks import (
+    asked,
+    backups,
+    dualwrite,
+    freezes,
+    machine,
+    peers,
+    project,
+    proxy,
+    pure,
+    rates,
+    stubbed,
+)
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -107,6 +119,7 @@ class Sizes:
     tries: int = peers.TRIES
     row_check: int = 1_000_000
     peers: int = 100_000
+    backup: int = 1_000_000
     rates: float = 1.0
     proxy: proxy.Sizes = proxy.FULL
 
@@ -128,6 +141,7 @@ QUICK = Sizes(
     1,
     2_000,
     400,
+    2_000,
     0.02,
     proxy.QUICK,
 )
@@ -157,6 +171,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "requests": lambda sizes: {"requests": asked.requests(sizes.requests, say)},
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
     "row_check": lambda sizes: {"row_check": asked.row_check(sizes.row_check, say, sizes.tries)},
+    "backup": lambda sizes: {"backup": backups.measure(sizes.backup, say, sizes.tries)},
     "peers": lambda sizes: {"peers": peers.measure(sizes.peers, say, tries=sizes.tries)},
     "dual_write": lambda sizes: {
         "dual_write": dualwrite.measure(sizes.calls, say, dualwrite.KINDS[: sizes.kinds])

@@ -5,9 +5,10 @@
 SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`, for rekey
 also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service), `copy:MAPPING`,
 another declaration of `DECLARED`, `check` (the row check), `inspect` (every row) and `scan` (the same pages,
-read and dropped). The loops over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes
-`work.json` into the current folder: rows, seconds, and seconds of this process's processor, its start and
-imports left out.
+read and dropped). `export` writes the source to files, `import` writes such files to the target: the export
+before it is not timed. The loops over azure-data-tables are those that teams write by hand (`sdk_loop`).
+Writes `work.json` into the current folder: rows, seconds, and seconds of this process's processor, its start
+and imports left out.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from azure.core.credentials import AzureNamedKeyCredential
-from azure.data.tables import TableServiceClient
+from azure.data.tables import EntityProperty, TableClient, TableServiceClient
 
 from benchmarks.project import SCRIPT_ID, SECRET, USERS
 from benchmarks.sdk_loop import mapping_rows, opaque, write
 from benchmarks.stub import ACCOUNT, KEY
 from rekey import Migration, Target, keys, props
+from rekey.backup.export import export_table
+from rekey.backup.folder import open_export
+from rekey.backup.restore import Writes, check_export, import_rows
 from rekey.copy.map import CopyWindow, Write
 from rekey.copy.pipeline import Callbacks, copy_segments
 from rekey.copy.scan import ReadOptions, window_of
@@ -40,7 +45,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.inspect.inspect import inspect_table
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
-from rekey.mapping.sealing import Sealer, new_data_key
+from rekey.mapping.sealing import LocalWrappingKey, Sealer, new_data_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EVERYTHING, EntityKey
 from rekey.plan.plan import make_plan
@@ -51,7 +56,7 @@ from rekey.state import backend, writer
 from rekey.state.store import State
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
-from rekey.verify.context import MappedRows, ReconcileContext
+from rekey.verify.context import MappedRows, ReconcileContext, RowReads
 from rekey.verify.full import full
 
 _PURPOSE = "backfill"
@@ -193,6 +198,8 @@ def rekey(work: str, endpoint: str) -> int:
                 return await _check(service)
             if work in ("inspect", "scan"):
                 return await _inspect(service, scan_only=work == "scan")
+            if work in ("export", "import"):
+                return await _backup(service, endpoint, imports=work == "import")
             limits = Limits().with_targets() if work == "copy-limited" else Limits()
             declared = DECLARED[work.partition(":")[2] or "kept"]
             if work != "copy-targets":
@@ -205,10 +212,56 @@ def rekey(work: str, endpoint: str) -> int:
     return asyncio.run(run())
 
 
+async def _backup(service: AzureTableService, endpoint: str, *, imports: bool) -> int:
+    folder, wrapping = Path("export"), LocalWrappingKey(_SECRET)
+
+    async def now() -> str:
+        return "2024-01-01T00:00:00.0000000Z"  # the stub does not tell its time
+
+    if not imports:
+        source = service.table(USERS.source)
+        export = await export_table(source, endpoint, folder, wrapping=wrapping, now=now, reads=RowReads())
+        return export.manifest.rows
+    export = open_export(folder, lambda: wrapping)
+    await check_export(export, lambda _rows: None, lambda: None)
+    writes = Writes(False, Limits().concurrency, Throttle(), lambda _rows: None, lambda: None)
+    return (await import_rows(export, service.table(USERS.tables[0]), writes)).inserted
+
+
+def _export_lines(source: TableClient) -> int:
+    rows = 0
+    with Path("rows.jsonl").open("w", encoding="utf-8") as file:
+        for entity in source.list_entities(results_per_page=1000):
+            file.write(json.dumps(entity, default=str) + "\n")
+            rows += 1
+    return rows
+
+
+def _entity(line: str) -> dict[str, Any]:
+    """Return the entity of a line; JSON has made a list of an Int64, which has its type with it."""
+    entity = json.loads(line)
+    return {
+        name: EntityProperty(*value) if isinstance(value, list) else value for name, value in entity.items()
+    }
+
+
+def _import_lines(target: TableClient) -> int:
+    rows = 0
+    with Path("rows.jsonl").open(encoding="utf-8") as file:
+        while lines := list(islice(file, 1000)):
+            write(target, map(_entity, lines))
+            rows += len(lines)
+    return rows
+
+
 def sdk(work: str, endpoint: str) -> int:
     """Do the same with the loop over azure-data-tables."""
     service = TableServiceClient(endpoint, credential=AzureNamedKeyCredential(ACCOUNT, KEY))
     source, target = (service.get_table_client(name) for name in (USERS.source, USERS.tables[0]))
+    if work == "export":
+        return _export_lines(source)
+    if work == "import":
+        return _import_lines(target)
     mapping = service.get_table_client(MAPPING_TABLE)
     rows = 0
     expected: dict[tuple[str, str], dict[str, Any]] = {}
@@ -245,6 +298,8 @@ SIDES: dict[str, Callable[[str, str], int]] = {"rekey": rekey, "sdk": sdk}
 def main(words: Sequence[str]) -> None:
     """Do what the command line says, and write down what it took."""
     side, work, endpoint = words
+    if work == "import":
+        SIDES[side]("export", endpoint)
     began, processor = time.monotonic(), time.process_time()
     rows = SIDES[side](work, endpoint)
     taken = {

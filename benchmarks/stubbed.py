@@ -19,7 +19,7 @@ from benchmarks.stub import StubProcess
 
 WORKS = ("copy", "copy-targets", "verify")
 TRIES = 3
-_ROWS_OF_LOOP = 5_000
+ROWS_OF_LOOP = 5_000
 """The loop takes as long for every row; this many show it."""
 
 
@@ -35,11 +35,11 @@ def work(side: str, kind: str, rows: int, *options: str) -> dict[str, Any]:
 
 def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> dict[str, Any]:
     """Return rows per second of processor of both sides for every kind of work, and the ratio."""
-    figures: dict[str, Any] = {"rows": count, "rows_of_the_loop": min(count, _ROWS_OF_LOOP)}
+    figures: dict[str, Any] = {"rows": count, "rows_of_the_loop": min(count, ROWS_OF_LOOP)}
     for kind in WORKS:
         options = ("--target",) if kind == "verify" else ()
         rates = {}
-        for side, rows in (("rekey", count), ("sdk", min(count, _ROWS_OF_LOOP))):
+        for side, rows in (("rekey", count), ("sdk", min(count, ROWS_OF_LOOP))):
             say(f"stub, {rows:,} rows: {side} {kind}")
             # Partitions of one size on both sides, so that both fill their batches alike.
             partitions = str(max(1, project.PARTITIONS * rows // count))

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,9 @@ _COMMANDS = {
     "lookup": "Show which old key became which new keys, and back.",
     "erase": "Erase rows from the mapping and from the source table.",
     "expire": "Erase the part of a mapping whose retention is over.",
+    "export": "Write all rows of TABLE to files in FOLDER, encrypted.",
+    "import": "Write the rows of the export in FOLDER to TABLE.",
+    "diff": "Compare two tables, or an export and a table.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
     "azurite": "Start a local Azurite to try things on, or stop it.",
@@ -79,10 +83,11 @@ _MEANT_COMMANDS = {
     **dict.fromkeys(("migrate", "run", "start", "up", "upgrade"), "`rekey apply` carries migrations out"),
     **dict.fromkeys(("down", "downgrade", "revert", "undo"), "`rekey rollback` takes a migration back"),
     **dict.fromkeys(("list", "ls"), "`rekey status` shows all migrations, `rekey history` those that began"),
-    **dict.fromkeys(
-        ("check", "compare", "diff", "validate"), "`rekey plan` checks a script, `rekey verify` rows"
-    ),
+    **dict.fromkeys(("check", "validate"), "`rekey plan` checks a script, `rekey verify` rows"),
+    "compare": "`rekey verify` compares the tables of a migration, `rekey diff A B` any two",
     **dict.fromkeys(("create", "generate", "make"), "`rekey new NAME` writes a script"),
+    **dict.fromkeys(("backup", "dump"), "`rekey export TABLE FOLDER` writes a table to files"),
+    **dict.fromkeys(("restore", "load"), "`rekey import FOLDER TABLE` writes an export to a table"),
     **dict.fromkeys(
         ("stop", "cancel", "abort"), "`rekey pause` pauses; Ctrl-C ends a command, which checkpoints"
     ),
@@ -108,6 +113,7 @@ COMMON_OPTIONS = {
 }
 # Modules of commands that have no module of the same name.
 _MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "proceed": "steer", "show": "history"}
+_MODULES |= dict.fromkeys(("export", "import"), "backup")
 
 
 class _Commands(click.Group):
@@ -130,7 +136,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
             module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
-            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name.replace("-", "_")))
+            name = cmd_name.replace("-", "_") + "_" * iskeyword(cmd_name)
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), name))
         return super().get_command(ctx, cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -20,6 +20,7 @@ from rekey.model import EntityKey
 from rekey.project.config import Config
 from rekey.runner.refusals import refusal
 from rekey.state.store import State
+from rekey.verify.context import Keys
 
 # Safe ids listed for people; `--json` has them all.
 MOST_LISTED = 20
@@ -118,6 +119,19 @@ def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, 
     """Record that keys are about to be shown. Raises Refused after `most` in a minute, over all processes."""
     if state.audit_within("lookup", script_id, details, most=most, seconds=_MINUTE_S) is None:
         raise refusal("look-ups-too-many", most=most)
+
+
+def shown_rows(keys: Keys) -> tuple[str, list[dict[str, str]]]:
+    """Return the rows that a report names with their keys: as text, and as JSON."""
+    text = "".join(
+        f"\nrow {row_id} of {table}\n  PartitionKey  {key.partition!r}\n  RowKey        {key.row!r}"
+        for row_id, (table, key) in keys.items()
+    )
+    rows = [
+        {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
+        for row_id, (table, key) in keys.items()
+    ]
+    return text, rows
 
 
 def shortened(texts: Sequence[str], between: str = ", ") -> str:

@@ -7,7 +7,7 @@ import secrets
 
 import click
 
-from rekey.cli.naming import check_reason, record_look_up
+from rekey.cli.naming import check_reason, record_look_up, shown_rows
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import EXECUTOR, SCRIPT, Shell, command, flag
 from rekey.errors import ExitCode
@@ -108,12 +108,5 @@ def verify(
             check_reason(reason or "", [key for _, key in keys.values()])
             details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
             record_look_up(session.state, declared.script_id, details, most=project.config.lookup.per_minute)
-            text = "".join(
-                f"\nrow {row_id} of {table}\n  PartitionKey  {key.partition!r}\n  RowKey        {key.row!r}"
-                for row_id, (table, key) in keys.items()
-            )
-            document["keys"] = [
-                {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
-                for row_id, (table, key) in keys.items()
-            ]
+            text, document["keys"] = shown_rows(keys)
     return shell.emit(document, text, exit_code(report))

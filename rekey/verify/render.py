@@ -24,7 +24,7 @@ _DIGEST_SHOWN = 16
 def render(report: CountReport | SampleReport | FullReport, script: str) -> str:
     """Return a report on a migration as text, without a newline at its end."""
     if isinstance(report, FullReport):
-        lines = _full(report)
+        lines = full_lines(report)
         step = after_findings(script, report.source, report.as_json())
     else:
         lines = _count(report) if isinstance(report, CountReport) else _sample(report)
@@ -34,7 +34,8 @@ def render(report: CountReport | SampleReport | FullReport, script: str) -> str:
     return "\n".join(lines)
 
 
-def _full(report: FullReport) -> list[str]:
+def full_lines(report: FullReport) -> list[str]:
+    """Return the lines of a full report, without a next step."""
     rows = [
         (
             *(comparison.label, f"{comparison.expected_rows:,}", f"{comparison.actual_rows:,}"),

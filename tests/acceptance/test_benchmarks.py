@@ -76,7 +76,11 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     assert document["sizes"]["peak_rss_mib"]["measured"] > 0
     assert [len(one["stages"]) for one in document["rates"]["cases"].values()] == [1, 1, 1, 3]
     assert len(document["proxy"]["two_processes"]["share_of_each"]) == 2
-    assert len(document["asked"]) == 28
+    assert {kind: one["rows"] for kind, one in document["backup"].items()} == {
+        "export": 2_000,
+        "import": 2_000,
+    }
+    assert len(document["asked"]) == 30
     assert every(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):

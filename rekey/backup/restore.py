@@ -1,0 +1,126 @@
+"""Imports an export: checks all of it, then writes the rows that are absent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rekey.backup.folder import Export
+from rekey.backup.refusals import refusal
+from rekey.copy.batches import pack
+from rekey.copy.throttle import Throttle
+from rekey.core.collector import patient_collector
+from rekey.core.concurrency import for_each
+from rekey.core.plain import members
+from rekey.core.progress import Advance
+from rekey.model import PARTITION_KEY, Row
+from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.bulk import insert_absent
+from rekey.tables.sent import RequestKind
+from rekey.verify.bucket_digests import BucketDigests
+from rekey.verify.digest import Digester
+from rekey.verify.settle import compare
+
+# Parts whose rows are in memory: one is read while another is written.
+_PARTS_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import did to the rows of an export."""
+
+    # They were absent.
+    inserted: int = 0
+    # They were there already.
+    unchanged: int = 0
+    # Other content was there, and was overwritten.
+    replaced: int = 0
+    # Other content is there, and was left.
+    differing: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        return members(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """How rows are written."""
+
+    # Overwrite rows with other content.
+    replace: bool
+    # Batches in flight.
+    concurrency: int
+    throttle: Throttle
+    # Called with the number of rows that are written.
+    advance: Advance
+    # Raises Interrupted when the work must end; called between batches.
+    stop: Callable[[], None]
+
+
+async def check_export(export: Export, advance: Advance, stop: Callable[[], None]) -> None:
+    """Read all parts of an export. Raises Refused when one is not what was exported, or when the rows do not
+    give the manifest's digest."""
+    digests = BucketDigests()
+    add = digests.adder(Digester(export.manifest.header.table))
+    with patient_collector():
+        for number in range(len(export.parts)):
+            stop()
+            rows = await asyncio.to_thread(export.rows, export.parts, number)
+            add(rows)
+            advance(len(rows))
+    if digests.content_digest() != export.manifest.digest:
+        raise refusal("digest-differs", folder=export.folder)
+
+
+async def import_rows(export: Export, table: Table, writes: Writes) -> Imported:
+    """Write the rows of an export that was checked to a table. The same call again writes what is left.
+
+    Raises:
+        Refused: a part has changed since it was checked.
+        ServiceError: rows could not be written.
+        Interrupted: `writes.stop` raised it.
+    """
+    done = Imported()
+    throttle = writes.throttle.of(table.name)
+
+    async def write(batch: Sequence[Operation]) -> None:
+        writes.stop()
+        partition = (table.name, batch[0].row[PARTITION_KEY])
+        await throttle.take(len(batch), partition, RequestKind.BATCH)
+        with throttle.taken(len(batch), partition, RequestKind.BATCH):
+            present = await insert_absent(table, batch)
+        differing = [
+            operation
+            for operation in batch
+            if operation.key in present and compare(operation.row, present[operation.key])
+        ]
+        done.inserted += len(batch) - len(present)
+        done.unchanged += len(present) - len(differing)
+        if writes.replace:
+            await overwrite(differing, partition)
+            done.replaced += len(differing)
+        else:
+            done.differing += len(differing)
+        writes.advance(len(batch))
+
+    async def overwrite(differing: Sequence[Operation], partition: tuple[str, str]) -> None:
+        replacing = [Operation(Verb.INSERT_OR_REPLACE, operation.row) for operation in differing]
+        for batch in pack(replacing, table.encoded_size):
+            await throttle.take(len(batch), partition, RequestKind.BATCH)
+            with throttle.taken(len(batch), partition, RequestKind.BATCH):
+                if len(batch) == 1:
+                    await table.upsert(batch[0].row)
+                else:
+                    await table.transact(batch)
+
+    async def write_part(number: int) -> None:
+        # Read again, not kept: its SHA-256 is compared once more.
+        rows: list[Row] = await asyncio.to_thread(export.rows, export.parts, number)
+        operations = [Operation(Verb.INSERT, row) for row in rows]
+        await for_each(pack(operations, table.encoded_size), write, limit=limit)
+
+    limit = max(1, writes.concurrency // _PARTS_AT_ONCE)
+    with patient_collector():
+        await for_each(range(len(export.parts)), write_part, limit=_PARTS_AT_ONCE)
+    return done

@@ -1,0 +1,223 @@
+"""`rekey export` and `rekey import`: a table as a folder of files, and back. They need a configuration, and
+neither script nor state file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rekey.backup.export import export_table
+from rekey.backup.folder import Export, open_export
+from rekey.backup.manifest import NOT_A_SNAPSHOT
+from rekey.backup.refusals import refusal
+from rekey.backup.restore import Imported, Writes, check_export, import_rows
+from rekey.cli import signals
+from rekey.cli.shell import FOLDER, Shell, command, flag
+from rekey.copy.throttle import Throttle, listen, throttle_of
+from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
+from rekey.core.progress import Advance
+from rekey.errors import ExitCode, TableMissing
+from rekey.mapping.sealing import WrappingKey
+from rekey.present.text import counted, wrapped
+from rekey.project.config import Config, load_config
+from rekey.protocol.opening import open_wrapping
+from rekey.runner.run import StopFlag
+from rekey.tables.base import Table, TableService, holding
+from rekey.tables.similar import similar_tables
+from rekey.verify.bucket_digests import FEW
+from rekey.verify.context import RowReads
+
+T = TypeVar("T")
+
+IN_THE_CLEAR = "no: whoever can read the folder can read it, and nothing proves who wrote it"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The accounts of a configuration, at its rates, for a command that a signal stops."""
+
+    config: Config
+    tables: TableService
+    throttle: Throttle
+    stop: StopFlag
+
+    def table(self, name: str) -> Table:
+        return self.tables.table(name)
+
+    def reads(self, advance: Advance) -> RowReads:
+        """Return how tables are read."""
+        return RowReads(
+            concurrency=self.config.limits.concurrency,
+            scans=self.config.limits.scans,
+            prefetch=not self.throttle.has_rates,
+            wait=self.throttle.arrived_from,
+            advance=advance,
+            stop=self.stop.check,
+        )
+
+    async def missing(self, name: str) -> Exception:
+        """Return the error for a table that does not exist."""
+        section, account = self.config.holding(name)
+        similar = await similar_tables(self.tables, name)
+        table = own_name(name)
+        return refusal("no-such-table", table=table, account=account, section=section, similar=similar)
+
+
+def run(shell: Shell, config: Config, work: Callable[[Work], Coroutine[Any, Any, T]]) -> T:
+    """Do work that SIGINT and SIGTERM stop at a checkpoint."""
+    stop = StopFlag()
+
+    async def connected() -> T:
+        async with shell.connect(config) as accounts:
+            throttle = throttle_of(config, shell.clock, stopping=stop.requested)
+            listen(accounts, throttle, Throttle(clock=shell.clock))
+            return await work(Work(config, accounts.tables, throttle, stop))
+
+    with signals.stopping(stop, log_json=shell.options.log_json):
+        return shell.do(connected())
+
+
+def check_name(config: Config, table: str) -> None:
+    """Raise click.UsageError or ConfigurationError for what cannot be a table of the configuration."""
+    if problem := table_name_problem(table, qualified=True):
+        raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
+    config.holding(table)
+
+
+def opened(config: Config, folder: Path) -> Export:
+    """Open an export with the wrapping key of a configuration. Raises as `open_export`."""
+
+    def wrapping() -> WrappingKey:
+        if config.sealing.key is None:
+            raise refusal("no-key-for-export", folder=folder, config=config.path)
+        return open_wrapping(config)
+
+    return open_export(folder, wrapping)
+
+
+@command("export", example="rekey export Users users.export\nrekey export Users@targets users.export --plain")
+@click.argument("table", metavar="TABLE")
+@click.argument("folder", type=FOLDER)
+@flag("--plain", help="Do not encrypt: keys and values stand in the files in the clear.")
+def export(shell: Shell, table: str, folder: Path, plain: bool) -> ExitCode:
+    """Write all rows of TABLE to files in FOLDER, encrypted.
+
+    The key is wrapped by the wrapping key of [sealing]. FOLDER gets compressed parts, and a manifest with
+    their SHA-256 and with the content digest that a full verification computes. After an interruption the
+    same command continues: parts that are complete stay. Every EDM type is kept; ETag and Timestamp are not.
+    A table that is written meanwhile is not exported as of one moment. Writes no table.
+    """
+    config = load_config(shell.config.path)
+    check_name(config, table)
+    if not plain and config.sealing.key is None:
+        raise refusal("no-wrapping-key", config=config.path)
+    wrapping = None if plain else open_wrapping(config)
+    _, account = config.holding(table)
+
+    async def work(on: Work) -> Export:
+        with shell.progress().task(f"export {table}") as advance:
+            try:
+                return await export_table(
+                    on.table(table),
+                    account.endpoint,
+                    folder,
+                    wrapping=wrapping,
+                    now=holding(on.tables, table).server_time,
+                    reads=on.reads(advance),
+                )
+            except TableMissing:
+                raise await on.missing(table) from None
+
+    done = run(shell, config, work)
+    manifest = done.manifest
+    document = {
+        "table": table,
+        "folder": str(folder),
+        "encrypted": done.cover.is_sealed,
+        "rows": manifest.rows,
+        "parts": len(manifest.parts),
+        "bytes": sum(part.stored for part in manifest.parts),
+        "changed": manifest.changed,
+        "snapshot": False,
+        "began_at": manifest.header.began_at,
+        "ended_at": manifest.ended_at,
+        "digest": _shown_digest(done),
+    }
+    text = [
+        f"{table}: {counted(manifest.rows, 'row')} in {counted(len(manifest.parts), 'part')}, {folder}",
+        f"  encrypted   {f'to the wrapping key {wrapping.name}' if wrapping else IN_THE_CLEAR}",
+        f"  digest      {document['digest'] or 'not shown: it could be guessed from so few rows'}",
+        f"  changed     {counted(manifest.changed, 'row')} read with a Timestamp since it began",
+        *wrapped(NOT_A_SNAPSHOT, first="  "),
+        f"  next        {shell.command(f'import {folder} {own_name(table)}Restored')}",
+    ]
+    return shell.emit(document, "\n".join(text))
+
+
+def _shown_digest(export: Export) -> str:
+    """Return the content digest; "" where keys are sealed and few rows would let it be guessed."""
+    is_guessable = export.cover.is_sealed and export.manifest.rows < FEW
+    return "" if is_guessable else export.manifest.digest
+
+
+@command(
+    "import", example="rekey import users.export UsersRestored\nrekey import users.export Users --replace"
+)
+@click.argument("folder", type=FOLDER)
+@click.argument("table", metavar="TABLE")
+@flag("--plain", help="Take an export in the clear, of which nothing proves who wrote it.")
+@flag("--replace", help="Overwrite rows whose content differs from the export.")
+@flag("--only-empty", help="Refuse unless the table has no row.")
+def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, only_empty: bool) -> ExitCode:
+    """Write the rows of the export in FOLDER to TABLE.
+
+    Manifest and all parts are checked before the first row is written. TABLE is created if it does not exist.
+    Rows that are absent are inserted; rows that are there are left as they are, and those that differ are
+    counted: then the exit code is 1. Rows of TABLE that are not in the export stay. The same command
+    continues after an interruption.
+    """
+    config = load_config(shell.config.path)
+    check_name(config, table)
+    export = opened(config, folder)
+    if not (plain or export.cover.is_sealed):
+        raise refusal("export-in-the-clear", folder=folder)
+    rows = export.manifest.rows
+
+    async def work(on: Work) -> Imported:
+        with shell.progress().task(f"check {folder.name}", total=rows) as advance:
+            await check_export(export, advance, on.stop.check)
+        try:
+            if await _holds_rows(on.table(table)) and only_empty:
+                raise refusal("table-holds-rows", table=table)
+        except TableMissing:
+            await on.tables.create_table(table)
+        with shell.progress().task(f"import {table}", total=rows) as advance:
+            writes = Writes(replace, config.limits.concurrency, on.throttle, advance, on.stop.check)
+            return await import_rows(export, on.tables.multi_writer_table(table), writes)
+
+    done = run(shell, config, work)
+    document = {"folder": str(folder), "table": table, "rows": rows, **done.as_json()}
+    text = [
+        f"{table}: {counted(rows, 'row')} of {folder}, exported at {export.manifest.header.began_at}",
+        *([] if export.cover.is_sealed else [f"  encrypted   {IN_THE_CLEAR}"]),
+        f"  inserted    {done.inserted:,}",
+        f"  unchanged   {done.unchanged:,}",
+        f"  replaced    {done.replaced:,}",
+        f"  differing   {done.differing:,}",
+    ]
+    if done.differing:
+        shell.tell_before_error(document, "\n".join(text))
+        differing = counted(done.differing, "row")
+        raise refusal("rows-differ", rows=differing, table=table, folder=folder, inserted=done.inserted)
+    return shell.emit(document, "\n".join(text))
+
+
+async def _holds_rows(table: Table) -> bool:
+    async for page in table.scan(page_rows=1):
+        if page.rows:
+            return True
+    return False

@@ -1,0 +1,66 @@
+"""Export and import on Azurite: every value and key of the contract survives, and a killed export ends as one
+that nobody disturbed.
+
+Soak: ten kills by SIGKILL of the installed command.
+Reason, and what `make test` covers: a minute; ends at every part in `tests/scenarios/backup/test_export.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from rekey.core.edm import canonical_content
+from rekey.rehearse.azurite import Azurite
+from tests.fakes.given_account import MADE
+from tests.worlds.azurite_projects import Project
+from tests.worlds.backups import every_value, manifest_of, parts_of
+from tests.worlds.odd_rows import generic
+
+pytestmark = pytest.mark.azurite
+
+
+def test_every_value_and_key_of_the_contract_survives_on_azurite(tmp_path: Path, azurite: Azurite) -> None:
+    project = Project(tmp_path, azurite)
+    project.fill(every_value())
+    back = f"{project.source}Back"
+    MADE.add(back)
+    project.run("export", project.source, "out").ended(0)
+    ran = project.run("import", "out", back, "--json").ended(0)
+    before, after = project.wire.contents(project.source), project.wire.contents(back)
+    assert ran.document["inserted"] == len(before) > 40
+    project.run("diff", "./out", back).ended(0)
+    project.run("diff", project.source, back).ended(0)
+    assert before.keys() == after.keys()
+    for key, row in before.items():
+        assert canonical_content(after[key]) == canonical_content(row)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_killed_ten_times_an_export_ends_as_if_undisturbed(tmp_path: Path, azurite: Azurite) -> None:
+    """SIGKILL at random moments, while the rates hold the export up."""
+    seed = int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
+    lot = random.Random(seed)
+    project = Project(tmp_path, azurite)
+    project.fill(generic(60_000, partitions=400))
+    project.run("export", project.source, "peaceful", "--plain").ended(0)
+    project.configure(entities_per_second=8_000)
+    for _ in range(10):
+        running = project.start("export", project.source, "out", "--plain")
+        running.until(lambda: (tmp_path / "out/journal.jsonl").exists())
+        time.sleep(lot.uniform(0, 3))
+        running.kill()
+        if (tmp_path / "out/manifest.json").exists():
+            break
+    project.configure()
+    if not (tmp_path / "out/manifest.json").exists():
+        project.run("export", project.source, "out", "--plain").ended(0)
+    ours, theirs = manifest_of(tmp_path / "out"), manifest_of(tmp_path / "peaceful")
+    assert ours["parts"] == theirs["parts"], f"seed {seed}"
+    assert ours["digest"] == theirs["digest"], f"seed {seed}"
+    assert parts_of(tmp_path / "out") == parts_of(tmp_path / "peaceful"), f"seed {seed}"
