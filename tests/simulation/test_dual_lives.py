@@ -210,8 +210,9 @@ def test_without_transactions_a_life_finds_half_a_pair(tmp_path: Path) -> None:
 def test_without_reserving_target_keys_a_life_finds_two_rows(
     tmp_path: Path, rule: Callable[[], AbstractContextManager[Any]], kind: str
 ) -> None:
-    """Two clients that create rows of one target key find neither the other's row nor that it is coming."""
-    with rule(), pytest.raises(Found, match=TWO_ROWS):
+    """Two clients that create rows of one target key find neither the other's row nor that it is coming. One
+    row may be overwritten before the end: then what clients were told has no order."""
+    with rule(), pytest.raises(Found, match=f"{TWO_ROWS}|what cannot be"):
         for seed in range(71, 81):
             Life(tmp_path / str(seed), kind, seed).live()
 
