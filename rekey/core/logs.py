@@ -21,7 +21,7 @@ EVENTS = (
     *("wait", "answers-again", "following", "proceed-heard", "cutover-refused", "hook-failed"),
     *("steered", "freeze-left", "freeze-left-behind", "intent-given-up"),
     *("keys-rewrapped", "keys-proved", "clients-not-purged", "erasure-finished", "compares-first"),
-    *("odd-keys-untried", "addresses-misread"),
+    *("odd-keys-untried", "addresses-misread", "rows-not-migrated"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
     *("pushed-back", "serving", "proxied", "certificate", "policies", "signing-keys"),
