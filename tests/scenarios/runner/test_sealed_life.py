@@ -458,10 +458,10 @@ def test_an_altered_intent_is_not_settled_and_keeps_the_authority_where_it_is(ou
         with as_application("0dead"):
             first, second = await journal.begin("0dead", 2, "source", [key_of(row), EntityKey("eu", "b")])
             table = ours.project.restricted.table(JOURNAL_TABLE)
-            there = await table.get(second)
+            there = await table.get(second.id)
             assert there is not None
             await table.replace(
-                {**content_of(there), "PartitionKey": first.partition, "RowKey": first.row}, etag="*"
+                {**content_of(there), "PartitionKey": first.id.partition, "RowKey": first.id.row}, etag="*"
             )
 
     ours.do(plant())
