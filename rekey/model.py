@@ -105,6 +105,15 @@ class KeyRange:
         """Split at `middle`, which belongs to the lower part."""
         return replace(self, upto=middle), replace(self, after=middle)
 
+    def common(self, other: KeyRange) -> KeyRange | None:
+        """Return the keys that are in both, None when there are none."""
+        afters = [each.after for each in (self, other) if each.after is not None]
+        uptos = [each.upto for each in (self, other) if each.upto is not None]
+        after = max(afters, key=lambda key: key.order, default=None)
+        upto = min(uptos, key=lambda key: key.order, default=None)
+        is_empty = after is not None and upto is not None and upto.order <= after.order
+        return None if is_empty else KeyRange(after, upto)
+
     def __contains__(self, key: EntityKey) -> bool:
         if self.after is not None and key.order <= self.after.order:
             return False

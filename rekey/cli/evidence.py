@@ -3,6 +3,7 @@ project: an auditor has none."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, SCRIPT, Shell, command, file_option, flag
 from rekey.core.plain import plain
+from rekey.declaration.key_space import key_condition, key_space_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable, one_line
 from rekey.evidence.bag import is_unsigned, payload, require_bundle, statement_sha256
+from rekey.evidence.contents import DECLARATION
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
 from rekey.evidence.keys import PublicKey
@@ -208,7 +211,9 @@ def recompute(
             f"evidence verify {folder}",
         )
         raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))
-    recorded = last_full(payload(folder))
+    files = payload(folder)
+    recorded, where = last_full(files), json.loads(files[DECLARATION]).get("where")
+    key_space = None if where is None else key_space_of(key_condition(where))
     mapper = _mapper(shell, verdict) if mapping else None
     config = load_config(shell.config.path) if endpoint is None else reading(endpoint, key_env, targets)
     for table in (recorded["source"], *(target["table"] for target in recorded["tables"])):
@@ -216,7 +221,8 @@ def recompute(
 
     async def from_tables() -> list[Compared]:
         async with shell.connect(config) as accounts:
-            return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
+            opened = accounts.tables, shell.progress()
+            return await compute(recorded, *opened, mapper=mapper, key_space=key_space)
 
     comparisons = shell.do(from_tables())
     code = ExitCode.DONE if all(comparison.is_equal for comparison in comparisons) else ExitCode.FINDINGS

@@ -112,6 +112,8 @@ def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any
     first, second = (design.migration.source for design in designs)
     if first != second:
         raise click.UsageError(f"the designs are of two tables: {first} and {second}")
+    if designs[0].migration.where != designs[1].migration.where:
+        raise click.UsageError(f"the designs are of two parts of {first}: write the same where= in both")
     result = shell.do(_make(shell, config, designs, same_source=True, **how))
     text = comparison_text(result)
     document = {**comparison_json(result), "plans": result.as_json(keys=False)["migrations"]}

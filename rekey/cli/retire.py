@@ -53,7 +53,7 @@ def _instead(moved: str, words: Sequence[str]) -> str:
     help="Why the target holds fewer rows than the source; recorded. No name, no key.",
 )
 def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
-    """Delete the source table of a completed migration.
+    """Delete the source table of a completed migration, or the rows of the part that it migrated.
 
     Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
     that changed after the freeze is never deleted. Where the target holds fewer rows than the source, this
@@ -68,13 +68,18 @@ def retire(shell: Shell, script: str | None, table: str | None, reason: str | No
     if table is None:
         if not shell.is_terminal:
             raise click.UsageError("type the source table's name: --table NAME")
-        question = f"This deletes the source table of {declared.script_id} for good. Type its name"
+        deletes = "the source table" if declared.migration.where is None else "the rows of the part"
+        question = f"This deletes {deletes} of {declared.script_id} for good. Type the source table's name"
         table = click.prompt(question, err=True)
     with open_session(shell, project, Options(typed_table=table, reason=reason or "")) as session:
         commands.retire(session, declared.script_id)
         last = session.state.phase_runs(declared.script_id)[-1]
-    source, kept = declared.migration.source, ", ".join(declared.migration.table_names)
-    document = {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)}
+    source, kept = declared.migration.source_label, ", ".join(declared.migration.table_names)
+    document = {
+        "script_id": declared.script_id,
+        "deleted": declared.migration.source,
+        "counters": dict(last.counters),
+    }
     text = f"{declared.script_id}: {source} is deleted; the application works on {kept}"
     if indexes := declared.migration.index_labels:
         text += f", and maintains the rows of {', '.join(indexes)} itself"

@@ -14,7 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
-from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
+from rekey.client.reading import (
+    LEASE_LOST,
+    ClientFacts,
+    LeaseSettings,
+    Reading,
+    closed,
+    digest_moved,
+    reading,
+)
 from rekey.core.clock import monotonic_seconds
 from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
@@ -169,17 +177,18 @@ class ClientLease:
         return next(iter(self._problems.values()), None)
 
     @asynccontextmanager
-    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+    async def operation(self, *, writes: bool, waits: bool = True) -> AsyncIterator[Permit]:
         """Run an operation under a permit. The caller bounds its time by `longest_operation_s`.
 
         Args:
-            writes: whether the operation writes. Writes wait in a freeze, up to `freeze_wait_s`.
+            writes: whether the operation writes.
+            waits: whether a write waits in a freeze, up to `freeze_wait_s`.
 
         Raises:
             WritesRefused: the freeze lasts too long, the lease is over, the client is closed, or the control
                 row's run, epoch, declaration or secrets do not match the client's.
         """
-        permit = await self._enter(writes)
+        permit = await self._enter(writes, waits)
         try:
             yield permit
         except BaseException as error:
@@ -219,6 +228,14 @@ class ClientLease:
         # The process may have been suspended since the permit was given, and its client taken for dead.
         if self.monotonic() >= permit.sends_until:
             raise self._held_up()
+
+    def require_same_part(self) -> None:
+        """Raise WritesRefused unless the client's declaration, which says which rows are migrated, is the
+        migration's. Called before a row outside the part is written or read."""
+        control = self.control
+        has_begun = control is not None and control.phase is not ControlPhase.SOURCE
+        if control is not None and has_begun and control.digest != self.facts.digest:
+            raise digest_moved(self.facts).error()
 
     def in_time(self, permit: Permit) -> bool:
         """Tell whether the time allowed for an operation under this permit is not over."""
@@ -287,14 +304,14 @@ class ClientLease:
 
     # --- permits ------------------------------------------------------------------------------------------
 
-    async def _enter(self, writes: bool) -> Permit:
+    async def _enter(self, writes: bool, waits: bool) -> Permit:
         waits_until: float | None = None
         while True:
             await self._require_trust()
             refusal = self._reading.refusal
             if refusal is not None and (writes or refusal.reads_too):
                 raise refusal.error()
-            if not writes or self._view.phase is not ControlPhase.FREEZE:
+            if not (writes and waits) or self._view.phase is not ControlPhase.FREEZE:
                 permit = self._grant()
                 self._in_flight.running[permit.number] += 1
                 self._in_flight.begun += 1

@@ -85,6 +85,10 @@ class ClientParts:
     def table(self) -> Table:
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
+    def is_outside(self, key: EntityKey) -> bool:
+        """Tell whether a key of the view is of a row of the old table that is not migrated."""
+        return self.view is View.OLD and not self.propagator.mapper.migration.has(key)
+
     async def wait_out(self) -> None:
         """Wait until no unanswered request sent so far can still take effect."""
         await self.sleep(self.max_in_flight_s)

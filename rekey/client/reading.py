@@ -184,12 +184,7 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
 def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
     """Return why the client would give rows other keys than the runner does, None if it would not."""
     if now.digest != facts.digest:
-        return Refusal(
-            DIGEST_MOVED,
-            f"this client works by another declaration of {facts.script_id} than the migration",
-            "deploy the script that the migration was begun with, unchanged",
-            reads_too=facts.view == "new",  # the new table may be another one, too
-        )
+        return digest_moved(facts)
     for name, fingerprint in sorted(now.fingerprints.items()):
         if facts.fingerprints.get(name) == fingerprint:
             continue
@@ -198,6 +193,16 @@ def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
             what = f"the secret {name} of this client is not the one that {facts.script_id} was begun with"
         return Refusal(SECRET_MOVED, what, f"give it the secret {name} that `rekey apply` was run with")
     return None
+
+
+def digest_moved(facts: ClientFacts) -> Refusal:
+    """Return the refusal of a client with another declaration than the migration's."""
+    return Refusal(
+        DIGEST_MOVED,
+        f"this client works by another declaration of {facts.script_id} than the migration",
+        "deploy the script that the migration was begun with, unchanged",
+        reads_too=facts.view == "new",  # the new table may be another one, too
+    )
 
 
 def closed(script_id: str) -> Refusal:

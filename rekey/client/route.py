@@ -26,6 +26,7 @@ from rekey.protocol.effects import in_turns, side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import (
+    MIXED_PARTS,
     SECONDARY_ROW,
     SOURCE,
     TARGET,
@@ -38,6 +39,7 @@ from rekey.protocol.rules import (
 )
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Table
+from rekey.tables.part import whole_of
 from rekey.tables.rules import check_batch
 
 # Most writes whose replicas may follow after the answer; beyond that a caller waits for its own.
@@ -79,6 +81,8 @@ class Writer:
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
+        if all(self.client.is_outside(operation.key) for operation in operations):
+            return await self._write_outside(operations)
         async with self.client.permits.operation(writes=True) as permit:
             if permit.run_id == self.client.run_id:
                 return await self._write(operations, permit)
@@ -95,6 +99,8 @@ class Writer:
         )
         if taken in (Route.REFUSED, Route.WAIT):
             raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+        if taken is not Route.PLAIN and any(client.is_outside(operation.key) for operation in operations):
+            raise refusal(MIXED_PARTS, client.table.name)
         secondary = (
             taken is not Route.PLAIN
             and client.view is View.NEW
@@ -119,6 +125,19 @@ class Writer:
                 etags = await self._dual(kind(requests, client, side, permit, deadline))
         if not client.permits.in_time(permit):
             await self.announce_again(operations, permit)
+        client.counters.writes += len(operations)
+        return etags
+
+    async def _write_outside(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Write rows of the old table that are not migrated: in any phase, and nothing follows them."""
+        client = self.client
+        deadline = asyncio.get_running_loop().time() + client.longest_operation_s
+        async with client.permits.operation(writes=True, waits=False) as permit:
+            if permit.run_id != client.run_id:
+                raise OtherRun
+            client.permits.require_same_part()
+            with while_allowed(partial(client.permits.check, permit)):
+                etags = await self._plain(operations, deadline)
         client.counters.writes += len(operations)
         return etags
 
@@ -194,7 +213,7 @@ class Writer:
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
         try:
             async with asyncio.timeout_at(deadline):
-                return await send_alone(self.client.table, operations, self.client.wait_out)
+                return await send_alone(whole_of(self.client.table), operations, self.client.wait_out)
         except TimeoutError:
             raise took_too_long(self.client.table.name, sent=True) from None
 

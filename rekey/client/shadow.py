@@ -65,7 +65,7 @@ class Shadow:
         """Queue a comparison of the row (None for none) that was read under a key of the client's view.
         Unless all properties were read (`whole`), it is read again. Ignored when the queue is full."""
         is_secondary = self.client.view is View.NEW and self._mapper.number_by_row_key(key.row) > 0
-        if is_secondary or self._comparable() is None:
+        if is_secondary or self.client.is_outside(key) or self._comparable() is None:
             return
         try:
             self._queue.put_nowait(_Seen(key, row, whole))

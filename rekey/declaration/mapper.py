@@ -231,8 +231,13 @@ class Mapper:
 
     def source_key(self, target_row: Row) -> EntityKey:
         """Return the old key of a main target row, from the row itself. Raises RowRefused (`no-old-key`,
-        `no-kind`)."""
-        return self._mapper_of(target_row).source_key(target_row)
+        `no-kind`, `outside-part`)."""
+        key = self._mapper_of(target_row).source_key(target_row)
+        if not self.migration.has(key):
+            problem = f"its old key would be outside the part of {self.migration.source} that is migrated"
+            cure = "write such a row in the old table: it is not in the new one"
+            raise RowRefused("outside-part", "where", problem, cure=cure)
+        return key
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
         """Return the source row that maps to a main target row. Mapping it gives the target row's content

@@ -13,8 +13,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rekey.core.key_space import KeySpace
 from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
+from rekey.declaration.key_space import key_space_of
 from rekey.declaration.keys.base import (
     Expression,
     InvalidDeclaration,
@@ -35,7 +37,7 @@ from rekey.declaration.kinds import (
 )
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
-from rekey.declaration.rows import Drop
+from rekey.declaration.rows import Condition, Drop
 from rekey.declaration.targets import Index, Target, check_table
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
@@ -76,6 +78,8 @@ class Migration:
         kinds: kinds of rows (`RowKind`), each with its own target and indexes.
         otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`) or
             `rows.drop(reason=…)` (it is not migrated, and goes when `retire` deletes the source).
+        where: a condition on keys (`rows.partition_key`, `rows.row_key`): only this part of the table is
+            migrated, and all other rows stay where they are, as they are. Default: the whole table.
 
     Raises:
         InvalidDeclaration: with field, problem and cure.
@@ -93,6 +97,7 @@ class Migration:
     mapping: Keeping | None = field(default=None, kw_only=True, metadata=exclude)
     kinds: Sequence[RowKind] = field(default=(), kw_only=True, metadata=_OMIT_DEFAULT)
     otherwise: Otherwise = field(default=REFUSE, kw_only=True, metadata=exclude)
+    where: Condition | None = field(default=None, kw_only=True, metadata=_OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_table("source", self.source)
@@ -115,6 +120,7 @@ class Migration:
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
+        self.key_space  # noqa: B018 - raises
         self._check_tables()
         self._check_shared_tables()
         if self.reverse:
@@ -133,6 +139,20 @@ class Migration:
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "target", target_of(kinds))
         object.__setattr__(self, "indexes", tuple(index for kind in kinds for index in kind.indexes))
+
+    @cached_property
+    def key_space(self) -> KeySpace | None:
+        """The keys of the rows that are migrated; None for the whole table. Raises InvalidDeclaration."""
+        return None if self.where is None else key_space_of(self.where)
+
+    def has(self, source_key: EntityKey) -> bool:
+        """Tell whether a row of the source with this key is migrated."""
+        return self.key_space is None or source_key in self.key_space
+
+    @property
+    def source_label(self) -> str:
+        """The source in text for people: `Orders`, or `part of Orders (PartitionKey begins with a)`."""
+        return self.source if self.where is None else f"part of {self.source} ({self.where.describe()})"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -274,8 +294,8 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
-        # Group, mapping, kinds and `otherwise` are named only where they differ from the default, so that
-        # scripts older than these fields keep their digests.
+        # Group, mapping, kinds, `otherwise` and `where` are named only where they differ from the default, so
+        # that scripts older than these fields keep their digests.
         sealed = {"mapping": self.mapping} if self.is_sealed else {}
         dropped = {"otherwise": self.dropped.as_json()} if self.dropped else {}
         declared = {"format": FORMAT, **members(self), **sealed, **dropped}
@@ -386,6 +406,12 @@ class Declared:
     def cli_selector(self) -> str:
         """The arguments that select it in commands that move the authority: the script's id, or its group."""
         return f"--group {self.migration.group}" if self.migration.group else self.script_id
+
+    def is_beside(self, other: Declared) -> bool:
+        """Tell whether the other script migrates another part of the same source."""
+        is_same_source = self.migration.source.lower() == other.migration.source.lower()
+        is_part = self.migration.where is not None
+        return is_part and is_same_source and self.script_id != other.script_id
 
     @property
     def fills(self) -> frozenset[str]:

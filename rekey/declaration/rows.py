@@ -173,7 +173,8 @@ class KeyIs(Condition, op="key"):
     def describe(self) -> str:
         # Whole keys may be personal data.
         parts = [f"begins with {self.prefix}" if self.prefix else ""]
-        parts.append(f"is one of {len(self.bounds.one_of)} keys" if self.bounds.one_of else "")
+        chosen = len(self.bounds.one_of)
+        parts.append("" if not chosen else "is a certain one" if chosen == 1 else f"is one of {chosen} keys")
         parts.append("is in a range" if self.bounds.at_least or self.bounds.below else "")
         parts.append(f"matches {self.pattern}" if self.pattern else "")
         return f"{self.name} {' and '.join(filter(None, parts))}"

@@ -11,12 +11,13 @@ import re
 import shlex
 import sys
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, combinations
 from pathlib import Path
 from types import ModuleType
 
@@ -126,6 +127,7 @@ def read_scripts(
         try:
             chained = _with_chains([*scripts, *kept], begun, broken)
             _check_groups(chained)
+            _check_parts(chained)
             return _ordered(chained, begun), broken
         except DeclarationError as error:
             broken[error.script] = error
@@ -478,6 +480,49 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
             cure = "make two groups of it"
         if problem:
             raise DeclarationError(script_id, "group", problem + _line_of_group(script), cure=cure)
+
+
+def _check_parts(scripts: Mapping[str, Declared]) -> None:
+    """Raise DeclarationError for two scripts of one source that may migrate the same row, where one migrates
+    a part, and for two parts that clients would have to follow at once."""
+    sources: defaultdict[str, list[Declared]] = defaultdict(list)
+    for script in scripts.values():
+        if not script.is_kept:
+            sources[script.migration.source.lower()].append(script)
+    for first, second in chain.from_iterable(combinations(same, 2) for same in sources.values()):
+        mine, theirs = second.migration.key_space, first.migration.key_space
+        if mine is theirs is None:
+            continue
+        other = f"{first.script_id}, whose source is {first.migration.source} too,"
+        if mine is None or theirs is None or not mine.is_apart_from(theirs):
+            problem = f"{other} may migrate the same rows"
+            cure = (
+                f"write where= in {first.script_id} and {second.script_id} so that their PartitionKeys cannot"
+                " be the same, e.g. rows.none_of(…) with the condition of the other"
+            )
+            raise DeclarationError(second.script_id, "where", problem, cure=cure)
+        captures = {script.migration.capture for script in (first, second)}
+        if captures == {"dual-write"} and not _waits(scripts, first, second):
+            problem = (
+                f"{other} migrates its part by dual writes, and a client follows one migration of a table"
+            )
+            cure = f'write __depends__ = {{"{first.script_id}"}} to migrate them one after the other'
+            raise DeclarationError(second.script_id, "__depends__", problem, cure=cure)
+
+
+def _waits(scripts: Mapping[str, Declared], first: Declared, second: Declared) -> bool:
+    """Tell whether one of two scripts waits for the other."""
+
+    def before(script: Declared) -> set[str]:
+        """Return the scripts that one waits for."""
+        reached, left = set[str](), [script.script_id]
+        while left:
+            new = (scripts[left.pop()].depends & scripts.keys()) - reached
+            reached |= new
+            left += new
+        return reached
+
+    return first.script_id in before(second) or second.script_id in before(first)
 
 
 def _line_of_group(script: Declared) -> str:

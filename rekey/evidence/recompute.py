@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rekey.core.key_space import KeySpace
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, TableBeingDeleted, TableMissing
@@ -17,6 +18,7 @@ from rekey.evidence import contents
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
+from rekey.tables.part import part_of
 from rekey.verify.bucket_digests import BucketDigests
 from rekey.verify.digest import Digester
 from rekey.verify.first_pass import add_mapped
@@ -63,7 +65,12 @@ def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 async def recompute(
-    recorded: Mapping[str, Any], service: TableService, progress: Progress, *, mapper: Mapper | None = None
+    recorded: Mapping[str, Any],
+    service: TableService,
+    progress: Progress,
+    *,
+    mapper: Mapper | None = None,
+    key_space: KeySpace | None = None,
 ) -> list[Compared]:
     """Read the tables and compare.
 
@@ -72,6 +79,7 @@ async def recompute(
         service: the account of the tables.
         progress: reports the rows read.
         mapper: also compares the expected target rows, mapped again (needs script and secrets); None: not.
+        key_space: the part of the source that was migrated; None for the whole table.
 
     Raises:
         ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
@@ -88,7 +96,8 @@ async def recompute(
 
     name = recorded["source"]
     source = BucketDigests()
-    is_there = await _read(service.table(name), name, progress, source.adder(Digester(name)), map_again)
+    part = part_of(service.table(name), key_space)
+    is_there = await _read(part, name, progress, source.adder(Digester(name)), map_again)
     comparisons = [_compared(name, "source", recorded, source if is_there else None)]
     beginnings = {
         number: (table.get(PARTITIONS_BEGIN, ""), table.get(BEGIN, "")) for number, table in enumerate(tables)

@@ -36,6 +36,7 @@ from rekey.plan.result import (
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import RowSample, Survey
 from rekey.tables.base import Table, TableService
+from rekey.tables.part import part_of
 from rekey.tables.similar import similar_tables
 
 
@@ -102,7 +103,8 @@ async def _plan(
     progress: Progress,
 ) -> list[MigrationPlan]:
     """Plan migrations on one reading of their source. `makers`: scripts by the lower-case table they make."""
-    source = tables.table(subjects[0].declared.migration.source)
+    migration = subjects[0].declared.migration
+    source = part_of(tables.table(migration.source), migration.key_space)
     named = ", ".join(subject.declared.script_id for subject in subjects)
     targets = [await _target_states(subject, tables) for subject in subjects]
     with ExitStack() as stack:
@@ -195,6 +197,7 @@ def _without_rows(
             rows=0 if inventory is None else inventory.rows.rows,
             inventory=inventory.digest if inventory is not None and options.exact else None,
             targets=targets,
+            part="" if declared.migration.where is None else declared.migration.where.describe(),
         ),
         inventory=inventory,
         problems=ordered([*problems, *found_problems]),

@@ -181,6 +181,7 @@ def _moved_since(file: PlanFile, changes: Sequence[str]) -> Moved:
 
 
 def _basis(content: dict[str, Any]) -> Basis:
+    content = {"part": "", **content}  # of the whole table, none is named
     known = {field.name: content[field.name] for field in fields(Basis)}
     known["targets"] = tuple(TableState(**target) for target in content["targets"])
     known["advice"] = {code: Severity(severity) for code, severity in content["advice"].items()}

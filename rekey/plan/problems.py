@@ -16,7 +16,7 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.props import Copy
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
-from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
+from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
 from rekey.plan.estimate import RECONCILE
 from rekey.plan.result import Estimate, MappingResult, Problem, TableState
 from rekey.present.text import counted, duration
@@ -73,6 +73,8 @@ def declaration_problems(
         yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
         yield from _dual_write_problems(declared)
+    if migration.key_space is not None and EVERYTHING in migration.key_space.ranges:
+        yield _problem("part-without-range", source=source)
     if key_ranges:
         yield _problem("key-ranges", source=source, target=migration.target.table)
     yield from _mapping_problems(migration)
@@ -101,6 +103,8 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
     if migration.indexes and not migration.reverse:
         yield _problem("indexes-cannot-follow", tables=", ".join(index.table for index in migration.indexes))
     yield _problem("clients-first", source=migration.source, script=declared.script_id)
+    if migration.where is not None and ROW_KEY in migration.where.inputs():
+        yield _problem("part-of-partition", source=migration.source)
     copied = any(table.property_mapping.from_timestamp for _, table in migration.declared_tables)
     if TIMESTAMP in migration.key_inputs or copied:
         yield _problem("timestamp-copies")

@@ -94,6 +94,7 @@ def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     if inventory is None:
         state = "not looked at" if plan.offline else "does not exist"
         yield from _field("source", f"{migration.basis.source} ({state})")
+        yield from _part(migration)
         return
     about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
     at_least = "" if inventory.exact else "at least "
@@ -102,9 +103,15 @@ def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     largest = f"the largest of {at_least}{counted(inventory.largest_partition, 'row')}"
     rows = f"{about}{counted(inventory.rows.rows, 'row')}"
     yield from _field("source", f"{inventory.table}: {rows}, {stored}, {partitions}, {largest}")
+    yield from _part(migration)
     yield from _field("basis", inventory.basis)
     if migration.sampled:
         yield from _field("", migration.sampled)
+
+
+def _part(migration: MigrationPlan) -> Iterator[str]:
+    if part := migration.basis.part:
+        yield from _field("part", f"only rows whose {part}; all others of {migration.basis.source} stay")
 
 
 def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:

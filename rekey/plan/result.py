@@ -377,6 +377,8 @@ class Basis:
     targets: tuple[TableState, ...]
     # Severity by code of warnings and errors on planned keys.
     advice: Mapping[str, Severity] = field(default_factory=dict)
+    # Which part of the source is migrated, in words; "" for the whole table.
+    part: str = field(default="", metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)

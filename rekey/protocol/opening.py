@@ -25,6 +25,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table, TableService, TwoAccounts
 from rekey.tables.credentials import credential_of
 from rekey.tables.kinds import by_number
+from rekey.tables.part import part_of
 
 
 @dataclass
@@ -169,7 +170,8 @@ class OpenMigration:
         """
         migration = self.prepared.declared.migration
         targets = by_number(migration.tables, migration.beginnings, table)
-        return Propagator(table(migration.source), targets, self.prepared.mapper, mapping, width)
+        source = part_of(table(migration.source), migration.key_space)
+        return Propagator(source, targets, self.prepared.mapper, mapping, width)
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

@@ -51,6 +51,7 @@ FROZEN = "frozen"
 INDEX_TABLE = "index-table"
 SECONDARY_ROW = "secondary-row"
 SECONDARY_DIFFERS = "secondary-differs"
+MIXED_PARTS = "mixed-parts"
 
 
 def authority(phase: ControlPhase | None) -> Side | None:
@@ -148,6 +149,10 @@ _REFUSALS = {
     SECONDARY_DIFFERS: (
         "a secondary row of {table} would become something else than its main row gives by the script",
         "write it as the script declares it, with its main row or after it, until the handover",
+    ),
+    MIXED_PARTS: (
+        "a transaction on {table} writes rows of the part that is migrated, and rows beside it",
+        "write the rows of the part in one transaction, and the others in another",
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

@@ -390,7 +390,7 @@ class Handler:
         upstream = self._upstream_of(route)
         path = "$batch" if body is not None else self._path(asked, route)
         async with (
-            core.reading(),
+            core.reading(call.key if isinstance(call, Read) else None),
             asyncio.timeout(core.options.settings.longest_operation_s),  # a freeze waits for the permit
             upstream.send(
                 asked.sent_method, path, headers, body, reads=True, token=exchange.token

@@ -98,9 +98,10 @@ class Keys:
         if sorted(name for name, _ in request.query.items()) != _ASKED:
             return text_response(HTTPStatus.BAD_REQUEST, "give table, pk and rk, each once")
         table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
-        if mapper is None:
-            return text_response(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
         key, new = EntityKey(request.query["pk"], request.query["rk"]), None
+        if mapper is None or not mapper.migration.has(key):
+            text = "no migration of this proxy has this source, or this row in its part of it"
+            return text_response(HTTPStatus.NOT_FOUND, text)
         try:
             new = new_keys(mapper, key, None)
             if new is None and (row := await self._read(table, key)) is not None:

@@ -40,7 +40,10 @@ _SOME_TIME = "2024-01-01T00:00:00.0000000Z"
 
 
 def places_of(mapper: Mapper, row: Row) -> list[Place]:
-    """Return the places of a source row's target rows; none if the mapping refuses the row."""
+    """Return the places of a source row's target rows; none if the mapping refuses the row, or it is not in
+    the part that is migrated."""
+    if not mapper.migration.has(key_of(row)):
+        return []
     # Only the service sets Timestamp, and the mapping may need one.
     try:
         return [(table, key_of(target)) for table, target in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
@@ -74,6 +77,9 @@ class Application:
 
     def loaded(self, row: Row) -> None:
         """Record a row that was loaded into the source; called once per key."""
+        if not self._mapper.migration.has(key_of(row)):
+            self._witness.beside[key_of(row)] = digest_of(row)
+            return
         self._enter(row)
         if not self._mapper.is_dropped(row):
             self.untouched[key_of(row)] = None

@@ -224,11 +224,19 @@ class Life:
         self._prove("retire-refused", self.witness.exists(source), source=source)
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE, why="evidence")
-        self._run("retire", self._script_id, "--table", source, why=self.why_retired)
+        is_part = self._migration.where is not None
+        why = "retire-part" if is_part else self.why_retired
+        self._run("retire", self._script_id, "--table", source, why=why)
         after = self.witness.compare_targets(expected.expected)
-        gone, wrong = not self.witness.exists(source), "; ".join(after.wrong) or f"{source} is still there"
-        figures = {"source": source, "rows": after.target_rows, "targets": targets, "wrong": wrong}
-        self._prove("retire", gone and not after.wrong, **figures)
+        figures = {"source": source, "rows": after.target_rows, "targets": targets}
+        if is_part:
+            wrong = (*after.wrong, *self.witness.rows_beside())
+            figures["beside"] = len(self.witness.beside)
+            self._prove("retire-part", not wrong, **figures, wrong="; ".join(wrong))
+        else:
+            gone, wrong_now = not self.witness.exists(source), "; ".join(after.wrong)
+            wrong_now = wrong_now or f"{source} is still there"
+            self._prove("retire", gone and not after.wrong, **figures, wrong=wrong_now)
         self._run("status", why="end")
 
     def _no_key_shown(self) -> None:
@@ -369,8 +377,9 @@ class LifeUnderWrites(Life):
     def _complete(self) -> Finding:
         step = "complete-under-writes"
         self._say(step)
-        refused = self._run(*self._to_complete, expect=(ExitCode.REFUSED,))
-        self._prove(step, "application-old" in refused.output)
+        if self._migration.where is None:  # clients of the old view go on with the rows beside a part
+            refused = self._run(*self._to_complete, expect=(ExitCode.REFUSED,))
+            self._prove(step, "application-old" in refused.output)
         self.application.old.close()
         self._run(*self._to_complete, why=step)
         completed = self._same("After completion", after_cutover=True)

@@ -124,6 +124,8 @@ async def insert(table: Table, rows: Iterable[Row]) -> None:
 _TRIED = 50
 _PARTITIONS = 40
 _DROPPED_EVERY = 10
+# Of a part of a table, one row of so many is made up without a look at `where`.
+_BESIDE_EVERY = 5
 _START = ticks_of("2021-01-01T00:00:00Z")
 _YEARS = 3 * 365 * 86_400 * TICKS_PER_SECOND
 SYLLABLES = (
@@ -187,11 +189,12 @@ def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:
 
 
 def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows that can be mapped and share no target key with an earlier one, and those dropped."""
+    """Yield the rows that can be mapped and share no target key with an earlier one, and those that are not
+    migrated."""
     taken: set[Place] = set()
     for row in rows:
-        places = places_of(mapper, row)
-        if mapper.is_dropped(row) or (places and taken.isdisjoint(places)):
+        places, stays = places_of(mapper, row), not mapper.migration.has(key_of(row))
+        if stays or mapper.is_dropped(row) or (places and taken.isdisjoint(places)):
             taken.update(places)
             yield row
 
@@ -224,6 +227,8 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
         dropped = number // _DROPPED_EVERY if migration.dropped else 0
         if migration.kinds and (not migration.dropped or (number + 1) % _DROPPED_EVERY):
             meet(migration.kinds[(number - dropped) % len(migration.kinds)].when, row)
+        if migration.where is not None and number % _BESIDE_EVERY:
+            meet(migration.where, row)
         yield row
 
 

@@ -80,6 +80,8 @@ class Witness:
     mapper: Mapper
     wrapping: sealing.WrappingKey | None = None
     targets: TableServiceClient | None = None
+    # Digests of the source's rows that are not in the part that is migrated.
+    beside: dict[EntityKey, bytes] = field(default_factory=dict)
 
     @property
     def source_name(self) -> str:
@@ -153,20 +155,27 @@ class Witness:
         """
         wrong: list[_Wrong] = []
         expected: dict[Place, bytes] = {}
-        source_rows = 0
+        source_rows, all_rows = 0, {**must_hold, **self.beside}
         for row in self.rows(self.source_name):
             source_rows += 1
             key = key_of(row)
-            if must_hold.get(key) != digest_of(row):
-                what = "is altered" if key in must_hold else "must not be there"
+            if all_rows.get(key) != digest_of(row):
+                what = "is altered" if key in all_rows else "must not be there"
                 wrong.append((self.source_name, key, what))
-            for table, target in self.mapper.map(row):
+            for table, target in self.mapper.map(row) if self.mapper.migration.has(key) else ():
                 expected[table, key_of(target)] = self._digest(table, target, after_cutover)
         sentences = self._named(wrong)
-        if not wrong and source_rows != len(must_hold):
-            sentences.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(must_hold)}")
+        if not wrong and source_rows != len(all_rows):
+            sentences.append(f"{self.source_name} holds {source_rows} rows, and must hold {len(all_rows)}")
         finding = self.compare_targets(expected, may_linger=may_linger, after_cutover=after_cutover)
         return replace(finding, source_rows=source_rows, wrong=(*sentences, *finding.wrong))
+
+    def rows_beside(self) -> list[str]:
+        """Return what is wrong with a source that must hold the rows beside the part alone."""
+        there = {key_of(row): digest_of(row) for row in self.rows(self.source_name)}
+        wrong = [(self.source_name, key, "is lost") for key in self.beside.keys() - there.keys()]
+        changed = [key for key, digest in there.items() if self.beside.get(key) != digest]
+        return self._named([*wrong, *((self.source_name, key, "must not be so") for key in changed)])
 
     def compare_targets(
         self,
@@ -213,7 +222,8 @@ class Witness:
         there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
         looked_at, missing = 0, 0
         for row in self.rows(self.source_name):
-            if not any(key_of(row) in key_range for key_range in claimed) or self.mapper.is_dropped(row):
+            key, claims = key_of(row), any(key_of(row) in key_range for key_range in claimed)
+            if not claims or not self.mapper.migration.has(key) or self.mapper.is_dropped(row):
                 continue
             looked_at += 1
             missing += key_of(self.mapper.map(row)[0].row) not in there

@@ -18,8 +18,8 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.propagate import Announce
-from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, refused_at, silent_at
-from rekey.protocol.rules import SOURCE, TARGET, Side
+from rekey.protocol.registry import ClientRow, Registry, is_current, is_over, over_at, refused_at, silent_at
+from rekey.protocol.rules import SOURCE, TARGET, Side, View
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.refusals import refusal
@@ -210,6 +210,17 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
         reasons.append(reason(code, number=len(behind), control=control, clients=who))
     if not reasons and not clients.live and not run.options.writers_stopped:
         reasons.append(reason("no-client"))
+    return reasons
+
+
+async def closed_by_other_parts(run: Run) -> list[str]:
+    """Return a reason for each migration of another part of the source that has live clients of the old view:
+    they write rows of this part to the source alone."""
+    reasons, now = [], ticks_of(await run.restricted.server_time())
+    for other in run.beside:
+        clients = Clients(await Registry(run.restricted, other.script_id).list(), now)
+        if old := [row for row in clients.live if row.view == View.OLD]:
+            reasons.append(reason("other-part", script=other.script_id, clients=named(old, now)))
     return reasons
 
 

@@ -124,6 +124,8 @@ class Run:
 
     # The migrations of the project that fill its source.
     builds_on: Sequence[Declared] = ()
+    # Those that migrate other parts of its source.
+    beside: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
     # Figures of the last switchover, which the run of another member may have made.

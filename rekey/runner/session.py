@@ -382,6 +382,7 @@ class Session:
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
             tell=partial(self.tell, declared.script_id),
             builds_on=[script for script in self.scripts.values() if asked.source.lower() in script.fills],
+            beside=[script for script in self.scripts.values() if script.is_beside(declared)],
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)

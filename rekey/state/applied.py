@@ -110,4 +110,6 @@ def handover(before: Declared, after: Declared) -> Phase:
     # A table that `before` fills gets writes propagated back until `complete`: it cannot be part of two
     # migrations.
     filled = {name.lower() for name in before.migration.tables}
+    if before.is_beside(after):
+        return Phase.COMPLETE  # nor can a client follow two migrations of one source
     return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER

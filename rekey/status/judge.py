@@ -400,7 +400,10 @@ def _but(verdict: Verdict, code: str, **values: object) -> Verdict:
 
 def _named(facts: Facts, code: str, values: Mapping[str, object]) -> dict[str, object]:
     script = facts.declared.cli_selector if code in _OF_A_GROUP else facts.script_id
-    return with_names({**values, "script": script, "source": facts.source, "target": facts.target})
+    source = facts.declared.migration.source_label
+    return with_names(
+        {**values, "script": script, "source": source, "table": facts.source, "target": facts.target}
+    )
 
 
 def _verdict(facts: Facts, closed: str) -> Verdict:

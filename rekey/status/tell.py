@@ -65,7 +65,8 @@ def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
 def _stage(status: Status, verbose: bool) -> _Fields:
     migration, control = status.facts.declared.migration, status.facts.store.control
     yield "stage", status.stage
-    yield "tables", f"{migration.source} -> {', '.join(migration.table_names)} (capture {migration.capture})"
+    names, capture = ", ".join(migration.table_names), migration.capture
+    yield "tables", f"{migration.source_label} -> {names} (capture {capture})"
     if verbose and control is not None:
         yield "control row", f"`{control.phase}`, epoch {control.epoch}"
 

@@ -14,6 +14,7 @@ from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.model import PARTITION_KEY, Row
 from rekey.stress.spread import Spread, SpreadCount
 from rekey.tables.base import Table
+from rekey.tables.part import part_of
 
 
 async def spread_of_rows(
@@ -31,6 +32,7 @@ async def spread_of_rows(
         # Which rows share a partition does not depend on the secret.
         secrets = dict.fromkeys(required_secrets(migration), b"made up for counting only")
         names, map_row = migration.tables, Mapper(migration, secrets).map
+        table = part_of(table, migration.key_space)
     counts, refused = [SpreadCount(name) for name in names], 0
 
     def taken(rows: Sequence[Row], _part: int) -> None:

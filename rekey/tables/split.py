@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
+from rekey.core.key_order import character_of, rank_of
 from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
 from rekey.tables.base import Table
 from rekey.tables.kinds import whole
@@ -16,8 +17,6 @@ HIGH = "\ufffd"
 # Returns the first existing text greater than the one given, None when there is none.
 Beyond = Callable[[str], Awaitable[str | None]]
 
-_ASTRAL = 0xD800
-_ASTRAL_COUNT = 0x100000
 _LAST_ASCII = 0x7E
 _LAST_CONTROL = 0x9F
 # Most texts that are stepped over one by one because each is a prefix of all that follow.
@@ -118,20 +117,3 @@ async def _shared(low: str, beyond: Beyond) -> int:
         else:
             some_differ = half
     return all_share
-
-
-def rank_of(character: str) -> int:
-    """Return a character's rank by UTF-16 unit, as the service orders: astral ones are below U+E000."""
-    code = ord(character)
-    if code > 0xFFFF:
-        return _ASTRAL + code - 0x10000
-    return code if code < _ASTRAL else code - 0xE000 + _ASTRAL + _ASTRAL_COUNT
-
-
-def character_of(rank: int) -> str:
-    """Return the character of a rank; the inverse of `rank_of`."""
-    if rank < _ASTRAL:
-        return chr(rank)
-    if rank < _ASTRAL + _ASTRAL_COUNT:
-        return chr(rank - _ASTRAL + 0x10000)
-    return chr(rank - _ASTRAL - _ASTRAL_COUNT + 0xE000)

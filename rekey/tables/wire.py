@@ -14,6 +14,7 @@ from urllib.parse import quote
 import orjson
 
 from rekey.core.edm import DOUBLE
+from rekey.core.key_order import first_above
 from rekey.errors import RequestRejected
 from rekey.model import (
     ETAG,
@@ -127,8 +128,11 @@ def range_filters(within: KeyRange) -> list[str]:
         return []
     if upto is not None and after.partition == upto.partition:
         return [_at_most(_rest_of_partition(after), "RowKey", upto.row)]
+    first = first_above(after.partition) if after.row == LAST_ROW else None
+    if first is not None and upto is not None and upto.partition == first:
+        return [_at_most(f"PartitionKey eq {quoted(first)}", "RowKey", upto.row)]
     rest = [] if after.row == LAST_ROW else [_rest_of_partition(after)]
-    beyond = f"PartitionKey gt {quoted(after.partition)}"
+    beyond = _above("PartitionKey", after.partition)
     return [*rest, *([beyond] if upto is None else _up_to(beyond, upto))]
 
 
@@ -165,6 +169,8 @@ def _at_most(condition: str, name: str, bound: str) -> str:
     sorts no lower, or left out if there is no room for that either."""
     if bound == LAST_ROW:
         return condition
+    if (end := first_above(bound)) is not None and len(escape(end)) < _MOST_FILTER_BYTES // 2:
+        return both(condition, f"{name} lt {quoted(end)}")
     exact = both(condition, f"{name} le {quoted(bound)}")
     if len(escape(exact)) <= _MOST_FILTER_BYTES:
         return exact
@@ -181,7 +187,12 @@ def _at_most(condition: str, name: str, bound: str) -> str:
 
 
 def _rest_of_partition(after: EntityKey) -> str:
-    return f"PartitionKey eq {quoted(after.partition)} and RowKey gt {quoted(after.row)}"
+    return f"PartitionKey eq {quoted(after.partition)} and {_above('RowKey', after.row)}"
+
+
+def _above(name: str, bound: str) -> str:
+    first = first_above(bound)
+    return f"{name} gt {quoted(bound)}" if first is None else f"{name} ge {quoted(first)}"
 
 
 # --- JSON ----------------------------------------------------------------------------------------------

@@ -128,6 +128,15 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     assert list((tmp_path / "own").iterdir()) == [], "nothing is left behind"
 
 
+def test_a_part_of_a_table_lives_its_life_beside_rows_that_stay(tmp_path: Path) -> None:
+    script = tmp_path / "0007_invoices_of_a_tenant.py"
+    text = (EXAMPLES / script.name).read_text("utf-8")
+    script.write_text(text.replace('capture="dual-write"', 'capture="delta"'), "utf-8")
+    report = rehearse(script, rows=120, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
+    assert report.passed, report.failure
+    assert "holds the 24 rows beside the part, unchanged" in "\n".join(report.proofs)
+
+
 @pytest.mark.soak
 def test_every_edm_type_and_odd_keys_from_a_file_live_through_it_without_a_way_back(tmp_path: Path) -> None:
     """JSON Lines with every type at its limits; reverse=False leaves the rollback out and says so."""

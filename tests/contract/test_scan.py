@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from rekey import rows
 from rekey.core.clock import ticks_of
+from rekey.declaration.key_space import key_space_of
+from rekey.declaration.rows import Condition
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
 from rekey.tables.base import Operation, Table, TableService, Verb
+from rekey.tables.part import PartOfTable
 from rekey.tables.sent import RequestKind
 from tests.asserts.every import every
 
@@ -55,6 +59,27 @@ async def test_every_range_holds_exactly_its_keys_in_service_order(table: Table)
     for after, upto in itertools.product(bounds, bounds):
         within = KeyRange(after, upto)
         assert await keys_in(table, within) == [key for key in ORDERED if key in within], within
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        rows.partition_key(equals="a"),
+        rows.partition_key(one_of=["", "😀", "b"]),
+        rows.partition_key(prefix="a"),
+        rows.partition_key(at_least="a'", below="😀"),
+        rows.none_of(rows.partition_key(prefix="a")),
+        rows.all_of(rows.partition_key(equals="a'b"), rows.row_key(prefix="1")),
+        rows.row_key(equals="1'"),
+    ],
+    ids=["equals", "one of", "prefix", "range", "others", "within a partition", "row keys"],
+)
+async def test_a_part_holds_exactly_the_rows_of_its_condition(table: Table, condition: Condition) -> None:
+    await fill(table, GRID)
+    test = condition.compile()
+    wanted = [key for key in ORDERED if test({"PartitionKey": key.partition, "RowKey": key.row})]
+    assert wanted
+    assert await keys_in(PartOfTable(table, key_space_of(condition))) == wanted
 
 
 async def test_pages_are_no_larger_than_asked_for_and_carry_a_cursor(table: Table) -> None:

@@ -39,6 +39,7 @@ from rekey.protocol.rules import route as _route
 from rekey.runner import clients
 from rekey.runner.phases import cutover
 from rekey.tables.base import Operation, Table, Verb
+from tests.simulation import small
 
 
 class LateIntents(Journal):
@@ -66,6 +67,16 @@ class ForgetsOpenWrites(Writer):
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
+
+
+@contextmanager
+def everything_is_in_the_part() -> Iterator[None]:
+    """Follow the rows beside the part of the table that is migrated, too."""
+    with (
+        mock.patch.object(ClientParts, "is_outside", lambda *_: False),
+        mock.patch.object(small, "part_of", lambda table, _: table),
+    ):
+        yield
 
 
 @contextmanager

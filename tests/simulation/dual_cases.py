@@ -2,13 +2,14 @@
 
 Rules kept here:
 
-* A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and the
-  phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary
-  rows (`races`). Target keys may pass from one row to another one (`folded`, `lowered` without index table,
-  `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`). Rows may be of
-  no kind (`drops`; `drops by key`: always). `absent`: no row is there at the beginning; `gone`: one was
-  copied and deleted; `tagged before`: it was copied with other tags at first; `a draft`: it had a kind when
-  it was copied, and is of none. Then what each client does, in which view.
+* A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and
+  the phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or
+  secondary rows (`races`). Target keys may pass from one row to another one (`folded`, `lowered` without
+  index table, `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`).
+  Rows may be of no kind (`drops`; `drops by key`: always). Of `tenants` one is migrated, and the others are
+  `beside` it. `absent`: no row is there at the beginning; `gone`: one was copied and deleted; `tagged
+  before`: it was copied with other tags at first; `a draft`: it had a kind when it was copied, and is of
+  none. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -22,7 +23,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from rekey import Index, keys
+from rekey import Index, keys, rows
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
@@ -84,6 +85,21 @@ def user_steps(version: int) -> dict[str, Step]:
         "batch": (Do(REPLACE, row), Do(UPSERT, ann(version, "bob@example.com"))),
         "batch of delete and insert": (Do(DELETE, row), Do(INSERT, ann(version, "bob@example.com"))),
     }
+
+
+def tenant_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a user of the tenant that is migrated, and to one of another tenant."""
+    other = neighbour(version)
+    return {
+        **_steps(ann(version)),
+        **{f"{name} beside": step for name, step in _steps(other).items()},
+        "batch beside": (Do(REPLACE, other), Do(UPSERT, neighbour(version, "bob@example.com"))),
+    }
+
+
+def neighbour(version: int, mail: str = "ann@example.com") -> Row:
+    """Return a row of TENANTS that is not migrated."""
+    return {**ann(version, mail), "PartitionKey": "us"}
 
 
 def post_steps(version: int) -> dict[str, Step]:
@@ -212,8 +228,13 @@ GONE = ", gone"
 DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then upsert elsewhere"
 """What is looked at behind the answer to the delete meets the row where it is written next."""
 
+TENANTS = replace(USERS, where=rows.partition_key(equals="eu"))
+BESIDE = {"tenants": [neighbour(1)]}
+"""Rows that are there at the beginning, and are not migrated."""
+
 KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
+    "tenants": (TENANTS, ann(1), tenant_steps),
     "posts": (POSTS, hello(1), post_steps),
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
     "lowered": (LOWERED, ann(1, "Ann@example.com"), folded_steps),
@@ -241,7 +262,8 @@ def parsed(name: str) -> tuple[Migration, list[Row], list[Works], ControlPhase]:
         view, _, what = text.partition(" ")
         done = tuple(steps(version)[one] for one in what.split(", then "))
         clients.append(Works(View(view), done))
-    return migration, [] if "absent" in more else [row], clients, ControlPhase(phase)
+    before = [*([] if "absent" in more else [row]), *BESIDE.get(kind, ())]
+    return migration, before, clients, ControlPhase(phase)
 
 
 def dual(

@@ -80,12 +80,15 @@ class FixedPermits:
         self.permit = permit
 
     @asynccontextmanager
-    async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
+    async def operation(self, *, writes: bool, waits: bool = True) -> AsyncIterator[Permit]:
         yield self.permit
 
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
         yield
+
+    def require_same_part(self) -> None:
+        return
 
     def in_time(self, permit: Permit) -> bool:
         return True
@@ -315,7 +318,7 @@ class DualWorld(SmallWorld):
         propagator.mapping = replace(propagator.mapping, patience_s=inf)
         copier = self.parts.copier(propagator, self.parts.concurrency)
         since = format_ticks(self.sources.clock.ticks())
-        async for page in self.source.scan():
+        async for page in propagator.source.scan():
             await copier.copy(page.rows)
         if propagator.mapper.content_derived:
             await self.dual.moved(

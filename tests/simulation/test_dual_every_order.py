@@ -54,6 +54,7 @@ ONE_CLIENT = [
     "users, cutover: new delete",
     "users, dual_write: new merge",
     "users, cutover: old upsert",
+    "tenants, cutover: old replace beside, then replace",
     "posts, dual_write: old move",
     "posts, dual_write: old move, then delete",
     "posts, cutover: new move",
@@ -136,6 +137,9 @@ def test_one_client_loses_nothing_whatever_happens_to_it(name: str, faults: str)
 
 TWO_CLIENTS = [
     ("users, dual_write: old replace | old replace", "no faults", 1),
+    ("tenants, dual_write: old batch beside, then replace | old replace", "no faults", 1),
+    ("tenants, cutover: old replace beside, then upsert | new delete", "no faults", 1),
+    ("tenants, cutover: old upsert | old delete-if beside", "an open outcome", 0),
     ("users, dual_write: old merge | old delete", "a crash, late requests", 0),
     ("users, dual_write: old delete | old delete-if", "an open outcome", 1),
     ("users, dual_write, absent: old insert | old delete", "no faults", 1),

@@ -83,6 +83,14 @@ def test_after_the_replicas_the_authority_is_read_again() -> None:
         lost(dual("users, dual_write, absent: old insert | old delete", CALM), EXTRA)
 
 
+@pytest.mark.parametrize("phase", ["dual_write", "cutover"])
+def test_rows_beside_the_part_are_not_followed(phase: str) -> None:
+    name = f"tenants, {phase}: old replace beside"
+    assert not dual(name, CALM).loss
+    with dual_broken.everything_is_in_the_part():
+        lost(dual(name, CALM), EXTRA)
+
+
 def test_a_main_key_is_claimed_before_a_row_is_written_under_it() -> None:
     with dual_broken.unclaimed():
         lost(dual("users, dual_write, absent: old insert", CALM), UNACCOUNTED)

@@ -43,6 +43,7 @@ from rekey.runner.status import read_status
 from rekey.status.judge import Status
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
+from rekey.tables.part import part_of
 from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
 from tests.fakes.memory import open_gate
 from tests.worlds.evidence import prove
@@ -335,7 +336,7 @@ class Client:
         mapping = await project.mapping(self.company.script_id)
         tables = project_tables(project)
         propagator = Propagator(
-            tables.table(mapper.migration.source),
+            part_of(tables.table(mapper.migration.source), mapper.migration.key_space),
             by_number(mapper.tables, mapper.migration.beginnings, tables.table),
             mapper,
             mapping,

@@ -102,6 +102,15 @@ def orders(count: int, *, seed: int = 0, tenants: int = 20) -> Iterator[Row]:
         yield {**key, "Total": lot.randrange(1_000), **mail}
 
 
+def invoices(count: int, *, seed: int = 0) -> Iterator[Row]:
+    """Yield rows of the table `Invoices`: a tenant in the PartitionKey, two in three of them Contoso."""
+    for number in range(count):
+        lot = _lot(seed, number)
+        tenant = "contoso" if number % 3 else f"tenant-{lot.randrange(20):03d}"
+        key = {PARTITION_KEY: tenant, ROW_KEY: f"{number:07d}"}
+        yield {**key, **_datetime("IssuedAt", lot), "Total": lot.randrange(1_000)}
+
+
 Generator = Callable[..., Iterator[Row]]
 GENERATORS: dict[str, Generator] = {
     "Users": users,
@@ -110,6 +119,7 @@ GENERATORS: dict[str, Generator] = {
     "Registrations": registrations,
     "AspNetUsers": identities,
     "Orders": orders,
+    "Invoices": invoices,
 }
 """Generators by the source table of the worked example they suit."""
 

@@ -16,6 +16,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.tables.kinds import by_number
+from rekey.tables.part import part_of
 from tests.fakes.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"
@@ -244,7 +245,8 @@ class World:
         rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
         self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
         by_kind = by_number(self.mapper.tables, self.migration.beginnings, self.service.table)
-        self.propagator = Propagator(self.source, by_kind, self.mapper, self.mapping)
+        part = part_of(self.source, self.migration.key_space)
+        self.propagator = Propagator(part, by_kind, self.mapper, self.mapping)
         self.copier = Copier(self.propagator, concurrency=4)
 
     async def prepare(self, rows: Iterable[Row] = ()) -> World:
@@ -262,7 +264,8 @@ class World:
 
     def expected(self) -> dict[str, dict[EntityKey, Row]]:
         """What the targets should hold, from what the source holds."""
-        return mapped(self.mapper, self.service.dump(self.source.name))
+        rows = self.service.dump(self.source.name)
+        return mapped(self.mapper, [row for row in rows if self.migration.has(key_of(row))])
 
     def actual(self) -> dict[str, dict[EntityKey, Row]]:
         """What the targets hold."""

@@ -30,6 +30,7 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import side_by_side
@@ -223,12 +224,16 @@ class ClientCore:
     # --- reads --------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Permit]:
-        """Hold the permit of one read of the client's table. Raises WritesRefused."""
+    async def reading(self, key: EntityKey | None = None) -> AsyncIterator[Permit]:
+        """Hold the permit of one read of the client's table: of the row with a key, or a query. Raises
+        WritesRefused."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
-            view, reverse = self.options.view, self.options.declared.migration.reverse
-            if code := reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse):
+            view, migration = self.options.view, self.options.declared.migration
+            code = reads_refused(permit.phase, view, copied=permit.copied, reverse=migration.reverse)
+            if code and view is View.OLD and key is not None and not migration.has(key):
+                lease.require_same_part()
+            elif code:
                 raise refusal(code, self.table)
             yield permit
 

@@ -3,6 +3,7 @@ are made in coroutines on the core's loop; the synchronous policy only waits."""
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -83,7 +84,7 @@ class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
         call = self._understood(request)
         if isinstance(call, Read):
             try:
-                async with self._core.reading():
+                async with self._core.reading(call.key):
                     response = await self.next.send(request)
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)
@@ -110,7 +111,7 @@ class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
         call = self._understood(request)
         if isinstance(call, Read):
             try:
-                with self._thread.holding(self._core.reading):
+                with self._thread.holding(partial(self._core.reading, call.key)):
                     response = self.next.send(request)
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)

@@ -24,6 +24,7 @@ from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.opening import Prepared, open_migration
 from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
+from rekey.tables.part import part_of
 from rekey.verify.bucket_digests import SOURCE
 
 # Names the worker's configuration file; without it, the runner's path is used. The file itself does not
@@ -72,7 +73,7 @@ class Opened:
         """Return the source or, by its number, a target."""
         migration, table = self.mapper.migration, self.accounts.tables.table
         if number == SOURCE:
-            return table(migration.source)
+            return part_of(table(migration.source), migration.key_space)
         return by_number(migration.tables, migration.beginnings, table)[number]
 
     def within(self, task: Task) -> KeyRange:

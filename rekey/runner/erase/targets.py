@@ -39,6 +39,8 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
             continue
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
+            if other.migration.where is not None:
+                continue  # the table was not deleted
             # What the other migration retired may be another table of the same name by now: it is not read.
             gone.add(source.lower())
         elif to_write and now is not None and now.is_followed:

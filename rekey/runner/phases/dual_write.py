@@ -5,7 +5,14 @@ from __future__ import annotations
 from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import forget_ended, heard_of_until, move, read_clients, settle_again
+from rekey.runner.clients import (
+    closed_by_other_parts,
+    forget_ended,
+    heard_of_until,
+    move,
+    read_clients,
+    settle_again,
+)
 from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
@@ -14,7 +21,9 @@ from rekey.status.notes import note
 
 async def gate(run: Run) -> list[str]:
     """Return as a reason the clients that would refuse to write from here on; none in capture "delta"."""
-    return [] if run.is_delta else (await read_clients(run)).closed_by_refusing()
+    if run.is_delta:
+        return []
+    return [*(await read_clients(run)).closed_by_refusing(), *await closed_by_other_parts(run)]
 
 
 async def run(run: Run) -> Counters:

@@ -1,4 +1,5 @@
-"""retire: deletes the source table, or only its unchanged rows if some changed after freeze or `complete`."""
+"""retire: deletes the source table, or only its unchanged rows if some changed after freeze or `complete`, or
+if a part of the table was migrated."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ async def gate(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Drop the source if no row of it changed after `quiet_at`; otherwise delete the unchanged rows. Raises
-    Findings when rows changed: they stay."""
+    """Drop the source if no row of it changed after `quiet_at`; otherwise, or of a part, delete the unchanged
+    rows. Raises Findings when rows changed: they stay."""
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.RETIRED:
         return {}
@@ -65,19 +66,25 @@ async def run(run: Run) -> Counters:
     counters: Counters = {"rows_deleted": 0}
     if await run.tables.table_exists(run.source.name):
         _name_dropped(run, counters)
-        since_then = quiet_at(run, now)
+        since_then, is_part = quiet_at(run, now), run.declared.migration.where is not None
         changed: list[str] = []
-        async for _ in written_since(run.source, since_then):
+        if is_part or await _is_written(run, since_then):
             changed = await _delete_all_unchanged(run, since_then, counters)
-            break
         if changed:
             since = "the freeze" if run.is_delta else "`complete`"
             rows = f"{len(changed)} source rows changed after {since}"
             listed, deleted = ", ".join(changed[:_NAMED]), counters["rows_deleted"]
             raise refusal("source-changed", rows=rows, listed=listed, table=run.source, deleted=deleted)
-        await run.tables.delete_table(run.source.name)
+        if not is_part:
+            await run.tables.delete_table(run.source.name)
     await move(run, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     return counters
+
+
+async def _is_written(run: Run, moment: str) -> bool:
+    async for _ in written_since(run.source, moment):
+        return True
+    return False
 
 
 def _name_dropped(run: Run, counters: Counters) -> None:

@@ -13,12 +13,16 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.mapping.sealing import WrappingKey
+from rekey.model import EntityKey, key_of
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.opening import Prepared
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
 from tests.simulation.dual_people import options_for
+from tests.worlds.dual_write import insert
 from tests.worlds.projects import POSTS_SCRIPT
 from tests.worlds.scripts import under_writes
 
@@ -30,10 +34,10 @@ def no_key() -> WrappingKey:
     raise AssertionError
 
 
-def core_of(folder: Path, memory: MemoryTableService) -> ClientCore:
+def core_of(folder: Path, memory: MemoryTableService, script: str = POSTS_SCRIPT) -> ClientCore:
     """Return a client of the old view that has not begun."""
     path = folder / f"{SCRIPT}.py"
-    path.write_text(under_writes(POSTS_SCRIPT))
+    path.write_text(under_writes(script))
     declared = load_script(path)
     facts = ClientFacts(SCRIPT, declared.digest, {}, "old", "web")
     options = options_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
@@ -73,3 +77,75 @@ async def test_a_client_that_was_closed_before_it_began_never_registers(tmp_path
     with pytest.raises(WritesRefused, match="closed"):
         await core.open()
     assert memory.dump(CONTROL_TABLE) == []
+
+
+PART = POSTS_SCRIPT.replace("keys, props", "keys, props, rows").replace(
+    "capture=", 'where=rows.partition_key(equals="blog"), capture='
+)
+OTHERS, OURS = EntityKey("news", "1"), EntityKey("blog", "1")
+
+
+async def begun(
+    folder: Path, memory: MemoryTableService, phase: ControlPhase = ControlPhase.COMPLETE, digest: str = ""
+) -> ClientCore:
+    """Return a client of the old view of a migration of a part that is in a phase."""
+    core = core_of(folder, memory, PART)
+    declared = core.options.declared
+    await memory.create_table(CONTROL_TABLE)
+    await memory.create_table("Posts")
+    await ControlStore(memory, SCRIPT).create(
+        ControlRow(
+            script_id=SCRIPT,
+            phase=phase,
+            epoch=5,
+            run_id="run",
+            digest=digest or declared.digest,
+            source="Posts",
+            targets=("PostsV2", "PostsByTag"),
+            fingerprints={},
+            id_key=bytes(32),
+            came_from=ControlPhase.DUAL_WRITE if phase is ControlPhase.FREEZE else None,
+        )
+    )
+    return core
+
+
+async def test_rows_beside_a_part_are_read_and_written_in_the_old_view_after_complete(
+    tmp_path: Path, memory: MemoryTableService
+) -> None:
+    core = await begun(tmp_path, memory)
+    await core.write([insert({"PartitionKey": "news", "RowKey": "1"})])
+    async with core.reading(OTHERS):
+        pass
+    for key in (OURS, None):
+        with pytest.raises(WritesRefused, match="old keys"):
+            async with core.reading(key):
+                pass
+    with pytest.raises(WritesRefused, match="old keys"):
+        await core.write([insert({"PartitionKey": "blog", "RowKey": "1"})])
+    assert [key_of(row) for row in memory.dump("Posts")] == [OTHERS]
+    await core.close()
+
+
+async def test_a_client_with_another_script_reads_and_writes_nothing_beside_its_part(
+    tmp_path: Path, memory: MemoryTableService
+) -> None:
+    """The row may be in the part of the migration, whose rows here are no longer current."""
+    core = await begun(tmp_path, memory, digest="of another script")
+    with pytest.raises(WritesRefused, match="another declaration"):
+        await core.write([insert({"PartitionKey": "news", "RowKey": "1"})])
+    with pytest.raises(WritesRefused, match="another declaration"):
+        async with core.reading(OTHERS):
+            pass
+    assert memory.dump("Posts") == []
+    await core.close()
+
+
+async def test_rows_beside_a_part_are_written_during_a_freeze(
+    tmp_path: Path, memory: MemoryTableService
+) -> None:
+    core = await begun(tmp_path, memory, ControlPhase.FREEZE)
+    async with asyncio.timeout(LeaseSettings().freeze_wait_s / 2):
+        await core.write([insert({"PartitionKey": "news", "RowKey": "1"})])
+    assert [key_of(row) for row in memory.dump("Posts")] == [OTHERS]
+    await core.close()

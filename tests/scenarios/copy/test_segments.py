@@ -22,12 +22,13 @@ from rekey.copy.pipeline import Callbacks, copy_segments
 from rekey.copy.scan import Reading, ReadOptions, WindowSize
 from rekey.copy.throttle import Throttle
 from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.key_order import character_of, rank_of
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
 from rekey.tables.base import Page
-from rekey.tables.split import character_of, find_middle, rank_of
+from rekey.tables.split import find_middle
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call

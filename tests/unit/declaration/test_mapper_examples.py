@@ -26,6 +26,7 @@ DIGESTS = {
     "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
     "0005_identity_users": "0f10489aee667d608bb37d487f70f0a56c632cd51a1ed83c22b6f5c85a895766",
     "0006_orders_of_users": "633273ca176178dbcebbbbc16d067afa141411aeddb3dd395c4f500d8f59417d",
+    "0007_invoices_of_a_tenant": "2e388980f352e1e931d6fd8b9a6cc33ba42f4bea0e3ad2a93e10e2360ecb5f2f",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -172,6 +173,18 @@ def test_an_order_names_its_user_by_the_key_that_the_user_gets(scripts: dict[str
     [main] = made.map(order)
     assert main.row["UserId"] == mapper(scripts, "0001_users_opaque_ids").map(user)[0].row["RowKey"]
     comes_back(made, order)
+
+
+def test_an_invoice_moves_to_its_month_and_says_whose_it_is(scripts: dict[str, Declared]) -> None:
+    issued = {"IssuedAt": "2024-03-05T10:20:30Z", "IssuedAt@odata.type": "Edm.DateTime"}
+    row = {"PartitionKey": "contoso", "RowKey": "17", **issued}
+    made = mapper(scripts, "0007_invoices_of_a_tenant")
+    [main] = made.map(row)
+    assert main.row == {**row, "PartitionKey": "2024-03", "Tenant": "contoso"}
+    comes_back(made, row)
+    with pytest.raises(RowRefused) as refused:
+        made.source_key({**main.row, "Tenant": "fabrikam"})
+    assert (refused.value.code, refused.value.field) == ("outside-part", "where")
 
 
 def reading(moment: str, sequence: int, **properties: Any) -> Row:

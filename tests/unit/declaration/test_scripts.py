@@ -392,3 +392,74 @@ def test_a_module_that_shadows_a_dependency_is_refused(write: Write, tmp_path: P
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
     assert "hides a module" in together(tmp_path).problem
+
+
+# --- parts of one table ------------------------------------------------------------------------------------
+
+PART = '''"""A part."""
+from rekey import Migration, Target, keys, rows
+
+__depends__ = {depends}
+
+migration = Migration(
+    source="Invoices",
+    where={where},
+    target=Target("T{name}", partition_key=keys.prop("RowKey"), row_key=keys.prop("PartitionKey")),
+    capture="{capture}",
+)
+'''
+WITHIN_A = 'rows.all_of(rows.partition_key(equals="a"), rows.row_key(prefix="{}"))'
+TENANT_A, TENANT_B = 'rows.partition_key(equals="a")', 'rows.partition_key(equals="b")'
+
+
+def parts(write: Write, first: str, second: str, capture: str = "delta", depends: str = "set()") -> Path:
+    """Write two scripts of one source; return their folder."""
+    write("0001_first", PART.format(where=first, name="0001", capture=capture, depends="set()"))
+    text = PART.format(where=second, name="0002", capture=capture, depends=depends)
+    return write("0002_second", text).parent
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TENANT_A, TENANT_B),
+        (TENANT_A, f"rows.none_of({TENANT_A})"),
+        ('rows.partition_key(prefix="a")', 'rows.partition_key(at_least="b")'),
+        (WITHIN_A.format(1), WITHIN_A.format(2)),
+    ],
+    ids=["tenants", "a tenant and the others", "ranges", "within a partition"],
+)
+def test_scripts_of_parts_that_are_apart_load(write: Write, first: str, second: str) -> None:
+    assert [script.script_id for script in load_scripts(parts(write, first, second))] == [
+        "0001_first",
+        "0002_second",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TENANT_A, TENANT_A),
+        (TENANT_A, "None"),
+        ("None", TENANT_B),
+        ('rows.partition_key(prefix="a")', 'rows.partition_key(one_of=["ab", "c"])'),
+        ('rows.row_key(prefix="1")', 'rows.row_key(prefix="2")'),
+        ('rows.partition_key(pattern="a.*")', 'rows.partition_key(pattern="b.*")'),
+        (TENANT_A, 'rows.all_of(rows.partition_key(one_of=["a", "b"]), rows.row_key(prefix="1"))'),
+    ],
+    ids=["the same", "the whole table", "a part of it", "overlap", "row keys alone", "patterns", "within"],
+)
+def test_scripts_that_may_migrate_the_same_row_are_refused(write: Write, first: str, second: str) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        load_scripts(parts(write, first, second))
+    assert (refused.value.script, refused.value.field) == ("0002_second", "where")
+    assert "0001_first" in refused.value.problem
+    assert "0001_first and 0002_second" in refused.value.hint
+
+
+def test_parts_that_clients_follow_are_migrated_one_after_the_other(write: Write) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        load_scripts(parts(write, TENANT_A, TENANT_B, capture="dual-write"))
+    assert (refused.value.script, refused.value.field) == ("0002_second", "__depends__")
+    assert '__depends__ = {"0001_first"}' in refused.value.hint
+    load_scripts(parts(write, TENANT_A, TENANT_B, capture="dual-write", depends='{"0001_first"}'))

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from rekey import Index, Migration, Target, keys
+from rekey import Index, Migration, Target, keys, rows
 from rekey.declaration.mapper import Mapper
 from rekey.errors import TableMissing, Unavailable
 from rekey.model import EntityKey, Row, key_of
@@ -37,7 +37,14 @@ BY_CONTENT = Migration(
     target=Target("PostsV2", partition_key=keys.lower("Author"), row_key=keys.inverted_ticks("At")),
     indexes=[Index("PostsById", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey"))],
 )
-MAPPERS = {one.source: Mapper(one, SECRETS) for one in (BY_KEY, BY_CONTENT, DROPPING)}
+OF_A_TENANT = Migration(
+    source="Invoices",
+    where=rows.partition_key(equals="contoso"),
+    capture="delta",
+    reverse=False,
+    target=Target("InvoicesV2", partition_key=keys.prop("RowKey"), row_key=keys.prop("PartitionKey")),
+)
+MAPPERS = {one.source: Mapper(one, SECRETS) for one in (BY_KEY, BY_CONTENT, DROPPING, OF_A_TENANT)}
 POST: Row = {"PartitionKey": "eu", "RowKey": "1", "Author": "Ada", "At": "2024-03-05T10:20:30.1234567Z"}
 BROKEN: Row = POST | {"RowKey": "2", "At": "hidden-moment"}
 BEARER = {"Authorization": f"Bearer {TOKEN.decode()}"}
@@ -107,6 +114,8 @@ def test_a_row_is_needed_where_keys_depend_on_more_than_the_old_key() -> None:
     ("query", "status"),
     [
         ("table=Posts&pk=eu&rk=9", 404),
+        ("table=Invoices&pk=hidden&rk=1", 404),
+        ("table=Invoices&pk=contoso&rk=1", 200),
         ("table=Posts&pk=hidden&rk=gone", 404),
         ("table=Other&pk=eu&rk=hidden", 404),
         ("table=Posts&pk=eu&rk=2", 422),

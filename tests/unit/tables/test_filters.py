@@ -7,15 +7,19 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekey.core.key_order import last_below
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, utf16_order
 from rekey.tables.wire import MAX_ADDRESS_BYTES, both, escape, modified_filter, quoted, range_filters
 
-_CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|lt|le) '((?:[^']|'')*)'(?: and |$)")
+_CONDITION = re.compile(r"(PartitionKey|RowKey) (eq|gt|ge|lt|le) '((?:[^']|'')*)'(?: and |$)")
 
 # Few and nasty: quotes, words of the filter language, characters on both sides of the surrogates.
 texts = st.text(st.sampled_from("a'b \uff5e😀"), max_size=3) | st.just("' or RowKey gt '")
 keys = st.builds(EntityKey, texts, texts)
-bounds = st.none() | keys | st.builds(EntityKey, texts, st.just(LAST_ROW))
+# The ends of parts of a table.
+lasts = texts.filter(bool).map(last_below)
+ends_of_parts = st.builds(EntityKey, lasts, st.just(LAST_ROW)) | st.builds(EntityKey, texts, lasts)
+bounds = st.none() | keys | st.builds(EntityKey, texts, st.just(LAST_ROW)) | ends_of_parts
 ranges = st.builds(KeyRange, bounds, bounds)
 
 # Up to 512 UTF-16 units, most of them shared, with what is different at any place.
@@ -40,9 +44,13 @@ def holds(condition: str, key: EntityKey) -> bool:
         name, operator, literal = found.groups()
         value = utf16_order(key.partition if name == "PartitionKey" else key.row)
         bound = utf16_order(literal.replace("''", "'"))
-        result &= {"eq": value == bound, "gt": value > bound, "lt": value < bound, "le": value <= bound}[
-            operator
-        ]
+        result &= {
+            "eq": value == bound,
+            "gt": value > bound,
+            "ge": value >= bound,
+            "lt": value < bound,
+            "le": value <= bound,
+        }[operator]
         at = found.end()
     return result
 
