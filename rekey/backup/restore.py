@@ -14,6 +14,7 @@ from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
 from rekey.core.plain import members
 from rekey.core.progress import Advance
+from rekey.errors import Refused
 from rekey.model import PARTITION_KEY, Row
 from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.bulk import insert_absent
@@ -116,7 +117,11 @@ async def import_rows(export: Export, table: Table, writes: Writes) -> Imported:
 
     async def write_part(number: int) -> None:
         # Read again, not kept: its SHA-256 is compared once more.
-        rows: list[Row] = await asyncio.to_thread(export.rows, export.parts, number)
+        try:
+            rows: list[Row] = await asyncio.to_thread(export.rows, export.parts, number)
+        except Refused as error:
+            error.kept = "the rows of other parts that were written; it changed after it was checked"
+            raise
         operations = [Operation(Verb.INSERT, row) for row in rows]
         await for_each(pack(operations, table.encoded_size), write, limit=limit)
 

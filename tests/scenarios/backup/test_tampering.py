@@ -243,7 +243,9 @@ def test_a_part_that_changes_after_the_check_is_not_written(
         return await create(name)
 
     monkeypatch.setattr(project.tables, "create_table", create_and_change)
-    assert "its SHA-256 differs" in rekey("import", str(folder), "Back", code=3).err
+    said = rekey("import", str(folder), "Back", code=3)
+    assert "its SHA-256 differs" in said.err
+    assert "it changed after it was checked" in said.err and "Nothing was written" not in said.err
 
 
 # --- ranges -------------------------------------------------------------------------------------------------
