@@ -179,6 +179,8 @@ class Unfinished(Files):
 
     def finish(self, ended_at: str, digest: str) -> Export:
         """Write the manifest, and remove what is not part of the export."""
+        if self.rest:
+            raise RuntimeError("the parts of an export must cover all keys")
         manifest = Manifest(self.header, tuple(in_order(self.parts)), ended_at, digest)
         document = manifest.as_json(self.cover)
         write_whole(self.folder / MANIFEST, json.dumps(document, indent=1).encode("ascii") + b"\n")

@@ -99,10 +99,11 @@ class ParallelScan(ABC, Generic[R]):
             try:
                 while await self._scan(reader):
                     pass
-                await self.finish(reader)
             finally:
                 self._active.remove(reader)
                 self.tell()
+            # Only now: a range that was read to its end is not split while that is recorded.
+            await self.finish(reader)
 
     async def _scan(self, reader: R) -> bool:
         """Scan the rest of a range; tell whether the scan must restart."""

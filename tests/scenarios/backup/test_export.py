@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rekey.backup.export import _Export
 from rekey.backup.folder import Unfinished, open_export
+from rekey.backup.manifest import uncovered
 from rekey.mapping.sealing import LocalWrappingKey
-from rekey.model import KeyRange
+from rekey.model import EntityKey, KeyRange
 from rekey.runner.refusals import refusal
 from rekey.runner.run import StopFlag
 from rekey.state.filelock import FileLock
+from rekey.tables.parallel import Reader
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.asserts.every import every
 from tests.fakes.faults import Call, Fault, FaultKind
@@ -337,3 +341,34 @@ def test_a_table_that_is_not_there_and_a_name_that_cannot_be_are_usage(
     assert "write Users" in said.err and not out.exists()
     assert "not a table name" in rekey("export", "no-table", str(out), code=2).err
     assert "no such section" in rekey("export", "Users@targets", str(out), code=2).err
+
+
+def test_a_range_that_was_read_to_its_end_is_not_split(
+    world: Project, rekey: Commands, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle scan looks for a key while the last part of the range is written, and a client inserts one."""
+    keep, late = Unfinished.keep, generic(1, seed=1)
+    writing, looked = threading.Event(), threading.Event()
+    behind = EntityKey("\U0001f9ff", "behind all others")
+
+    def slow(self: Unfinished, within: KeyRange, lines: bytes, rows: int, changed: int) -> None:
+        if within.upto is None:
+            writing.set()
+            looked.wait(5)
+        keep(self, within, lines, rows, changed)
+
+    async def middle(_self: _Export, reader: Reader) -> EntityKey | None:
+        if reader.rest.upto is not None:
+            return None
+        while not writing.is_set():
+            await asyncio.sleep(0)
+        await world.fill("Users", ({**row, "PartitionKey": behind[0], "RowKey": behind[1]} for row in late))
+        asyncio.get_running_loop().call_later(0.1, looked.set)
+        return behind
+
+    monkeypatch.setattr(Unfinished, "keep", slow)
+    monkeypatch.setattr(_Export, "middle", middle)
+    rekey("export", "Users", str(out))
+    assert looked.is_set(), "it was looked for"
+    assert uncovered(open_export(out, lambda: LocalWrappingKey(WRAPPING_KEY.encode())).parts) == []
+    assert rekey("import", str(out), "Back", "--json").json["inserted"] == ROWS
