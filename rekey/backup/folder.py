@@ -24,7 +24,7 @@ from rekey.state.filelock import FileLock
 
 MANIFEST, JOURNAL = "manifest.json", "journal.jsonl"
 # What a manifest or a journal raises that is not one.
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Files:
         name, place = self.cover.file(part.sha256), f"part {number + 1} of {len(parts)}"
         try:
             data = (self.folder / name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             raise refusal("part-missing", file=name, place=place) from None
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != part.sha256:
@@ -244,7 +244,8 @@ def _require_free(folder: Path) -> None:
     if folder.is_file() or (
         folder.is_dir()
         and not (folder / JOURNAL).exists()
-        and not {path.name for path in folder.iterdir()} <= own
+        # A killed process may have been writing the first journal.
+        and not {path.name for path in folder.iterdir() if not path.name.startswith(".rekey-")} <= own
     ):
         raise refusal("folder-in-use", folder=folder)
 

@@ -46,6 +46,12 @@ def missing_part(folder: Path, _other: Path) -> None:
     parts(folder)[2].unlink()
 
 
+def folder_for_a_part(folder: Path, _other: Path) -> None:
+    path = parts(folder)[2]
+    path.unlink()
+    path.mkdir()
+
+
 def exchanged_parts(folder: Path, _other: Path) -> None:
     first, second = parts(folder)[2:4]
     contents = first.read_bytes(), second.read_bytes()
@@ -81,6 +87,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a truncated part": (truncated_part, "part 3 of 6, has "),
     "a longer part": (longer_part, "part 3 of 6, has "),
     "a missing part": (missing_part, "part 3 of 6, is missing"),
+    "a folder for a part": (folder_for_a_part, "part 3 of 6, is missing"),
     "exchanged parts": (exchanged_parts, "part 3 of 6, holds another part of the export"),
     "a part of another export": (part_of_another, "part 3 of 6, "),
     "the manifest of another export": (manifest_of_another, "is that of another export"),
@@ -184,6 +191,10 @@ FORGERIES = {
     ),
     "more bytes than it says": (with_lines(lambda lines: lines, 10), "it has more or fewer bytes"),
     "a size beyond all parts": (with_lines(lambda lines: lines, 1 << 40), "it is larger than any part"),
+    "rows without end": (
+        with_range(lambda parts: parts[2].update(rows=float("inf"))),
+        "manifest.json in",
+    ),
     "rows of another range": (
         with_range(lambda parts: parts[2].update(within=[parts[2]["within"][0], ["", ""]])),
         "leaves keys out, or names them twice",
