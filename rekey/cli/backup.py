@@ -3,6 +3,7 @@ neither script nor state file."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,9 @@ def export(shell: Shell, table: str, folder: Path, plain: bool) -> ExitCode:
 
     done = run(shell, config, work)
     manifest = done.manifest
+    plainly = "" if done.cover.is_sealed else " --plain"
+    began_at = manifest.header.began_at
+    follow_up = f"import {shlex.quote(str(folder))} {own_name(table)}Restored{plainly}"
     document = {
         "table": table,
         "folder": str(folder),
@@ -143,7 +147,7 @@ def export(shell: Shell, table: str, folder: Path, plain: bool) -> ExitCode:
         "bytes": sum(part.stored for part in manifest.parts),
         "changed": manifest.changed,
         "snapshot": False,
-        "began_at": manifest.header.began_at,
+        "began_at": began_at,
         "ended_at": manifest.ended_at,
         "digest": _shown_digest(done),
     }
@@ -151,9 +155,9 @@ def export(shell: Shell, table: str, folder: Path, plain: bool) -> ExitCode:
         f"{table}: {counted(manifest.rows, 'row')} in {counted(len(manifest.parts), 'part')}, {folder}",
         f"  encrypted   {f'to the wrapping key {wrapping.name}' if wrapping else IN_THE_CLEAR}",
         f"  digest      {document['digest'] or 'not shown: it could be guessed from so few rows'}",
-        f"  changed     {counted(manifest.changed, 'row')} read with a Timestamp since it began",
+        f"  changed     {counted(manifest.changed, 'row')} read with a Timestamp since it began, {began_at}",
         *wrapped(NOT_A_SNAPSHOT, first="  "),
-        f"  next        {shell.command(f'import {folder} {own_name(table)}Restored')}",
+        f"  next        {shell.command(follow_up)}",
     ]
     return shell.emit(document, "\n".join(text))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
+import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +214,25 @@ def test_killed_at_every_part_it_ends_as_if_undisturbed(
     assert opened.manifest.digest == other.manifest.digest
     for number in range(len(opened.parts)):
         assert opened.rows(opened.parts, number) == other.rows(other.parts, number)
+
+
+def test_killed_before_its_first_journal_was_there_it_begins_again(
+    project: Project, rekey: Commands, out: Path
+) -> None:
+    filled(project, generic(3))
+    out.mkdir()
+    for name in (".rekey-x1y2z3", "journal.jsonl.lock"):
+        (out / name).touch()
+    rekey("export", "Users", str(out), "--plain")
+    assert sorted(path.name for path in out.iterdir()) == sorted([*parts_of(out), "manifest.json"])
+
+
+def test_what_it_says_next_can_be_typed(project: Project, rekey: Commands, tmp_path: Path) -> None:
+    filled(project, generic(3))
+    for options, folder in ((("--plain",), "in the clear"), ((), "sealed")):
+        said = rekey("export", "Users", str(tmp_path / folder), *options).out
+        (command,) = re.findall("  next +rekey (.+)", said)
+        rekey(*shlex.split(command))
 
 
 def test_parts_that_are_complete_are_not_read_again(
