@@ -11,7 +11,7 @@ from rekey.client.flow import Flow, check_one_partition
 from rekey.client.steps import Decided, During, Prepared
 from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.operations import CREATES, is_conditional, may_take_effect
 from rekey.protocol.propagate import version_of
@@ -310,8 +310,9 @@ def _leaves_no_trace(flow: Flow, write: Prepared) -> bool:
     authority, mapper = flow.authority, flow.authority.mapper
     if authority.side != SOURCE or not write.is_delete:
         return False
-    # Where keys alone say of which kind a row is, it need not have been read.
-    row = write.before if mapper.content_derived else write.request.operation.row
+    row = write.before
+    if row is None and not mapper.content_derived:  # the old key alone says of which kind it is
+        row = {PARTITION_KEY: write.old_key.partition, ROW_KEY: write.old_key.row}
     return row is not None and mapper.is_dropped(row)
 
 

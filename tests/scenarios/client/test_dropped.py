@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rekey import Migration
+from rekey import Migration, keys
 from rekey.errors import Ambiguous, RowExists, RowMissing, RowRefused, Unavailable, WritesRefused
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
@@ -257,6 +257,24 @@ async def test_a_delete_without_an_answer_takes_no_row_that_another_client_creat
     await world.sweep(authority(phase) or "source")
     assert world.rows("Tickets") == contents([later])
     assert len(memory.dump("TicketsV2")) == (later["Status"] == "open")
+
+
+async def test_the_new_key_of_a_deleted_row_does_not_say_that_no_kind_takes_it(
+    memory: MemoryTableService,
+) -> None:
+    """Its replicas show that a delete without an answer was done."""
+    [filed] = DROPPING_BY_KEY.kinds
+    target = dataclasses.replace(filed.target, row_key=keys.literal("x:") + keys.prop("RowKey"))
+    migration = dataclasses.replace(
+        DROPPING_BY_KEY, target=None, indexes=(), kinds=[dataclasses.replace(filed, target=target)]
+    )
+    world = await memory_world(migration, memory).prepare([ticket("F1")])
+    new_key = EntityKey("eu", "x:F1")
+    lost = Fault(FaultKind.LOST_ANSWER)
+    memory.faults = PlannedFaults(Planned(lost, action="delete", table="Tickets", times=1))
+    await world.writer(View.NEW).write([delete(new_key, world.etag("TicketsV2", new_key))])
+    await world.assert_quiet()
+    assert memory.dump("Tickets") == memory.dump("TicketsV2") == []
 
 
 # --- whole lives -------------------------------------------------------------------------------------------
