@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -209,6 +209,7 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
     before: dict[str, str] = {}
     keys: list[EntityKey] = []
     missing: dict[Query, tuple[str, ...]] = {}
+    lost: dict[Query, tuple[str, ...]] = {}  # mapping rows that could have named them are erased
     for query in queries:
         matches = await lookup.find(query)
         await store.learn(matches.rows)
@@ -222,11 +223,13 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
             before.update(dict.fromkeys(matches.row_ids, on))
         if query.old is not None and (on or sources):
             sources.add(query.old)  # no mapping row names it any more, but its source row may still exist
-        if not sources and not on:
-            missing[query] = matches.row_ids
+        if not sources:
+            (lost if on else missing)[query] = matches.row_ids
         known.update((run.ids.short(run.source.name, key), key) for key in sources)
         keys += [key for key in (query.old, query.new) if key is not None]
-    unmapped = await _unmapped(run, missing) if reads_source and run.mapper.drops else {}
+    unmapped = await _unmapped(run, [*missing, *lost]) if reads_source and run.mapper.drops else {}
+    for row_id in (row_id for query in unmapped for row_id in lost.get(query, ())):
+        before.pop(row_id, None)
     known.update((run.ids.short(run.source.name, key), key) for key in unmapped.values())
     unknown = [row_id for query, ids in missing.items() if query not in unmapped for row_id in ids]
     for key in known.values():
@@ -234,7 +237,7 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
     return Subjects(known, before, tuple(unknown), tuple(keys))
 
 
-async def _unmapped(run: Run, queries: Iterable[Query]) -> dict[Query, EntityKey]:
+async def _unmapped(run: Run, queries: Sequence[Query]) -> dict[Query, EntityKey]:
     """Return the keys of source rows that are dropped, by the query that names one by its old key or id."""
     keys: dict[Query, EntityKey] = {}
     by_id = {query.safe_id.strip().lower(): query for query in queries if query.safe_id is not None}

@@ -180,5 +180,15 @@ def test_the_erasure_of_a_dropped_row_that_was_cut_off_is_finished_by_the_next_o
     assert [len(event["rows"]) for event in events(project, "erasure-ended")] == [1, 1]  # type: ignore[arg-type]
 
 
+def test_a_dropped_row_is_erased_by_its_id_after_the_mapping_was_emptied(complete: Commands) -> None:
+    """What the mapping has forgotten says nothing about a row that it never knew."""
+    project = complete.project
+    project.clock.advance(400 * 86_400)
+    complete("expire", "--confirm", ID)
+    erased = complete("erase", "--id", safe_id(complete), *WHY, "--json").json
+    assert (erased["source_rows"], erased["erased_before"]) == (1, [])
+    assert "2" not in numbers(project)
+
+
 def test_an_unknown_key_is_still_unknown(complete: Commands) -> None:
     assert complete("erase", "--old", "eu", "nobody", *WHY, "--json", code=1).json["unknown"] == 1
