@@ -20,7 +20,7 @@ from rekey.present.text import counted
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
-from rekey.tables.base import Table
+from rekey.tables.base import MAX_PAGE_ROWS, Table
 from rekey.tables.kinds import whole
 from rekey.tables.sent import Overhead, overhead
 
@@ -48,8 +48,9 @@ async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> 
     a source whose dropped rows are left out."""
     rows = 0
     try:
-        select = _KEYS if without is None else None
-        async for page in whole(table).scan(select=select, page_rows=most, ahead=False):
+        # Of a table of dropped rows all pages may be read: they are whole then.
+        select, page_rows = (_KEYS, most) if without is None else (None, MAX_PAGE_ROWS)
+        async for page in whole(table).scan(select=select, page_rows=page_rows, ahead=False):
             rows += len(page.rows) - (0 if without is None else sum(map(without.is_dropped, page.rows)))
             if rows >= most:
                 return most
@@ -110,6 +111,8 @@ async def require_two_accounts(run: Run) -> None:
 async def _is_made_in_both(run: Run, suffix: str) -> bool:
     """Tell whether a throw-away table that is made in [targets] is in [tables], too."""
     name = f"{PROBE_TABLE}two{suffix}"
+    if await run.tables.table_exists(name):  # left by a killed run, when both may have been one account
+        name = f"{PROBE_TABLE}two{secrets.token_hex(8)}"
     await run.tables.create_table(f"{name}{TARGET_ACCOUNT_SUFFIX}")
     try:
         return await run.tables.table_exists(name)

@@ -20,6 +20,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.phases import PHASES
+from rekey.runner.remaining import require_two_accounts
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
@@ -337,3 +338,13 @@ def test_accounts_are_tried_only_where_their_endpoints_do_not_say(empty: Project
     apply(empty, Phase.PREPARE)
     assert any(name.startswith("rekeyprobetwo") for name in tables) is asked
     assert asyncio.run(empty.targets.table_names()) == ["Users@targets"]
+
+
+def test_a_table_that_a_killed_run_left_does_not_prove_one_account(empty: Project) -> None:
+    """It was made when [targets] was another address of [tables]; by now it is another account."""
+    with empty.session() as session:
+        run = session.begin(SCRIPT)
+        record = run.state.migration(SCRIPT)
+        assert record is not None
+        session.do(empty.tables.create_table(f"rekeyprobetwo{record.run_id[:16]}"))
+        session.do(require_two_accounts(run))
