@@ -43,6 +43,7 @@ from rekey.tables.base import Operation, TableService, TwoAccounts
 from rekey.tables.credentials import SharedKey
 from tests.soaking import others_in_soak
 from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
+from tests.worlds.dotnet_requests import as_dotnet
 from tests.worlds.proxy import (
     QUICK,
     Answered,
@@ -235,7 +236,7 @@ async def refusals(ask: Ask, table: str, endpoint: str) -> None:
     await ask("GET", f"{table}()", None, {"x-ms-client-request-id": "said-by-the-client"})
 
 
-SCENARIOS = (singles, with_its_own_etag, odd_keys, transactions, pages, refusals)
+SCENARIOS = (singles, with_its_own_etag, odd_keys, transactions, pages, as_dotnet, refusals)
 
 
 def migration_of(table_name: Callable[[str], str], *, elsewhere: bool = False) -> Declared:
