@@ -53,7 +53,7 @@ def _instead(moved: str, words: Sequence[str]) -> str:
     help="Why the target holds fewer rows than the source; recorded. No name, no key.",
 )
 def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
-    """Delete the source table of a completed migration, or the rows of the part that it migrated.
+    """Delete the source of a completed migration: the table, or its part.
 
     Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
     that changed after the freeze is never deleted. Where the target holds fewer rows than the source, this
