@@ -53,9 +53,9 @@ def _instead(moved: str, words: Sequence[str]) -> str:
     help="Why the target holds fewer rows than the source; recorded. No name, no key.",
 )
 def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
-    """Delete the source of a completed migration: the table, or its part.
+    """Delete the source table of a completed migration.
 
-    Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
+    Of a migration with `where=`, the rows of its part are deleted, and the table stays. Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
     that changed after the freeze is never deleted. Where the target holds fewer rows than the source, this
     asks for --reason. There is no way back.
     """
