@@ -55,9 +55,10 @@ def _instead(moved: str, words: Sequence[str]) -> str:
 def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
     """Delete the source table of a completed migration.
 
-    Of a migration with `where=`, the rows of its part are deleted, and the table stays. Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
-    that changed after the freeze is never deleted. Where the target holds fewer rows than the source, this
-    asks for --reason. There is no way back.
+    Of a migration with `where=` the rows of its part are deleted, and the table stays. Asks for `complete`,
+    for the end of the retention period, and for signed evidence that was verified. A row that changed after
+    the freeze is never deleted. Where the target holds fewer rows than the source, this asks for --reason.
+    There is no way back.
     """
     if reason is not None:
         check_reason(reason)
