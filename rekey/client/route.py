@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from rekey.client.dropped import write_dropped
 from rekey.client.finish import Finisher
@@ -41,6 +42,8 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Table
 from rekey.tables.part import whole_of
 from rekey.tables.rules import check_batch
+
+T = TypeVar("T")
 
 # Most writes whose replicas may follow after the answer; beyond that a caller waits for its own.
 MAX_BEHIND = 256
@@ -81,7 +84,7 @@ class Writer:
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        if all(self.client.is_outside(operation.key) for operation in operations):
+        if operations and all(self.client.is_outside(operation.key) for operation in operations):
             return await self._write_outside(operations)
         async with self.client.permits.operation(writes=True) as permit:
             if permit.run_id == self.client.run_id:
@@ -211,9 +214,14 @@ class Writer:
         await self.finisher.close()
 
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
+        sending = send_alone(whole_of(self.client.table), operations, self.client.wait_out)
+        return await self._in_time(sending, deadline)
+
+    async def _in_time(self, work: Awaitable[T], deadline: float) -> T:
+        """Await a write that no replica follows. Raises Ambiguous at the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
-                return await send_alone(whole_of(self.client.table), operations, self.client.wait_out)
+                return await work
         except TimeoutError:
             raise took_too_long(self.client.table.name, sent=True) from None
 
@@ -225,11 +233,7 @@ class Writer:
         is_apart = taken is Route.CROSS_VIEW and client.view is View.OLD
         if not (is_apart and client.propagator.mapper.drops):
             return None
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await write_dropped(client, operations)
-        except TimeoutError:
-            raise took_too_long(client.table.name, sent=True) from None
+        return await self._in_time(write_dropped(client, operations), deadline)
 
     async def _with_secondary(
         self, operations: Sequence[Operation], permit: Permit, deadline: float

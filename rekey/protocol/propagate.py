@@ -166,7 +166,7 @@ class Propagator:
         """Propagate a source key, and the rows that its former target keys have passed to."""
         refused: Collision | RowRefused | None = None
         try:
-            await self._propagate(source_key, tally)
+            await self._propagate_key(source_key, tally)
         except (Collision, RowRefused) as error:
             refused = error  # raised at the end: an earlier round may have deleted what another row needs
         # A key that was given up may have passed to another source row, which may have found an index row
@@ -181,7 +181,7 @@ class Propagator:
                 continue
             # A new owner that cannot be propagated is reported where it is written or verified.
             with suppress(RowRefused, Collision):
-                await self._propagate(owner, tally)
+                await self._propagate_key(owner, tally)
             deletes[owner] = tally.counts[Verb.DELETE]
         if refused is not None:
             raise refused
@@ -194,9 +194,6 @@ class Propagator:
         if forward is None or forward.targets == self.expected_of(source_key, row).keys():
             return Propagated()
         return await self.propagate(source_key)
-
-    async def _propagate(self, source_key: EntityKey, tally: Tally) -> None:
-        await self._propagate_key(source_key, tally, ())
 
     async def _propagate_other(
         self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
@@ -212,7 +209,7 @@ class Propagator:
             tally.nested -= 1
 
     async def _propagate_key(
-        self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey]
+        self, source_key: EntityKey, tally: Tally, blocked_keys: Sequence[TargetKey] = ()
     ) -> None:
         """Propagate one source key, and those that its keys are passing on to.
 

@@ -177,7 +177,7 @@ def new_owners_unseen() -> Iterator[None]:
 
     async def propagate(self: Propagator, source_key: EntityKey, *, announced: bool = True) -> Propagated:
         tally = self.tally(source_key, announced=announced)
-        await self._propagate(source_key, tally)
+        await self._propagate_key(source_key, tally)
         return await tally.result()
 
     def given_up(_self: Authority, _decided: Decided) -> set[EntityKey]:

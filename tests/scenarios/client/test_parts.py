@@ -151,3 +151,12 @@ def test_the_example_says_its_part() -> None:
     assert migration.source_label == "part of Invoices (PartitionKey is a certain one)"
     assert migration.has(EntityKey("contoso", "1"))
     assert not migration.has(EntityKey("contosp", "1"))
+
+
+async def test_a_transaction_without_operations_is_on_no_row_beside_the_part(
+    memory: MemoryTableService,
+) -> None:
+    """In a freeze writes wait, those of rows beside the part do not."""
+    world = await world_of(memory, ControlPhase.FREEZE)
+    with pytest.raises(WritesRefused):
+        await world.writer(View.OLD).write([])
