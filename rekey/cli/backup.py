@@ -26,6 +26,7 @@ from rekey.mapping.sealing import WrappingKey
 from rekey.present.text import counted, wrapped
 from rekey.project.config import Config, load_config
 from rekey.protocol.opening import open_wrapping
+from rekey.runner.remaining import rows_up_to
 from rekey.runner.run import StopFlag
 from rekey.tables.base import Table, TableService, holding
 from rekey.tables.similar import similar_tables
@@ -194,11 +195,11 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
     async def work(on: Work) -> Imported:
         with shell.progress().task(f"check {folder.name}", total=rows) as advance:
             await check_export(export, advance, on.stop.check)
-        try:
-            if await _holds_rows(on.table(table)) and only_empty:
-                raise refusal("table-holds-rows", table=table)
-        except TableMissing:
+        present = await rows_up_to(on.table(table), 1)
+        if present is None:
             await on.tables.create_table(table)
+        elif present and only_empty:
+            raise refusal("table-holds-rows", table=table)
         with shell.progress().task(f"import {table}", total=rows) as advance:
             writes = Writes(replace, config.limits.concurrency, on.throttle, advance, on.stop.check)
             return await import_rows(export, on.tables.multi_writer_table(table), writes)
@@ -218,10 +219,3 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
         differing = counted(done.differing, "row")
         raise refusal("rows-differ", rows=differing, table=table, folder=folder, inserted=done.inserted)
     return shell.emit(document, "\n".join(text))
-
-
-async def _holds_rows(table: Table) -> bool:
-    async for page in table.scan(page_rows=1):
-        if page.rows:
-            return True
-    return False
