@@ -4,25 +4,22 @@ which is recorded."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from rekey.copy.sweep import DigestParts
 from rekey.core.concurrency import for_each
-from rekey.core.endpoints import are_other_accounts
-from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, own_name
 from rekey.declaration.mapper import Mapper
-from rekey.errors import CredentialRefused, RowRefused, TableBeingDeleted, TableMissing
+from rekey.errors import RowRefused, TableBeingDeleted, TableMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.next_steps import next_step
 from rekey.present.text import counted
+from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 from rekey.tables.kinds import whole
-from rekey.tables.sent import Overhead, overhead
 
 # From so many rows on, their deletion because the authority is empty is refused: a table that was deleted and
 # created again looks as if the application had deleted every row.
@@ -31,8 +28,6 @@ MANY = 20
 SAMPLED = 100
 # Where more rows are in the target only, not all are reread one by one.
 LISTED = 1000
-# Prefix of throw-away tables.
-PROBE_TABLE = "rekeyprobe"
 # The event of the counts before the source is deleted, and its count of rows that are dropped.
 COUNTED = "retire-counted"
 NOT_MIGRATED = "rows_not_migrated"
@@ -75,49 +70,6 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     if rows[target] or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY:
         return []
     return [reason("target-empty", target=target, source=source)]
-
-
-# --- of tables with one name --------------------------------------------------------------------------------
-
-
-async def require_two_accounts(run: Run) -> None:
-    """Refuse a migration with tables of one name in [tables] and [targets] that may be one table, because the
-    endpoints do not say whether they are of two accounts: then a table that is made in one must be missing
-    in the other.
-
-    Raises:
-        ConfigurationError: they are of one account, or the credential may not make a table.
-    """
-    migration, targets = run.declared.migration, run.config.targets
-    names = [own_name(name).lower() for name in dict.fromkeys((migration.source, *migration.table_names))]
-    if targets is None or len(names) == len(set(names)):
-        return
-    if are_other_accounts(run.config.tables.endpoint, targets.endpoint):
-        return
-    record = run.state.migration(run.script_id)
-    with overhead(Overhead.PROBES):
-        try:
-            try:
-                # The same name each time: what a killed run has left is used again, and deleted.
-                is_one = await _is_made_in_both(run, record.run_id[:16] if record else secrets.token_hex(8))
-            except TableBeingDeleted:
-                is_one = await _is_made_in_both(run, secrets.token_hex(8))
-        except CredentialRefused:
-            raise refusal("accounts-unproved", config=run.config.path) from None
-    if is_one:
-        raise refusal("one-account", config=run.config.path)
-
-
-async def _is_made_in_both(run: Run, suffix: str) -> bool:
-    """Tell whether a throw-away table that is made in [targets] is in [tables], too."""
-    name = f"{PROBE_TABLE}two{suffix}"
-    if await run.tables.table_exists(name):  # left by a killed run, when both may have been one account
-        name = f"{PROBE_TABLE}two{secrets.token_hex(8)}"
-    await run.tables.create_table(f"{name}{TARGET_ACCOUNT_SUFFIX}")
-    try:
-        return await run.tables.table_exists(name)
-    finally:
-        await run.tables.delete_table(f"{name}{TARGET_ACCOUNT_SUFFIX}")
 
 
 # --- before targets are dropped ----------------------------------------------------------------------------

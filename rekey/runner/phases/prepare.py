@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import suppress
 
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
@@ -13,8 +12,9 @@ from rekey.model import KeyRange
 from rekey.next_steps import next_step
 from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
+from rekey.runner.probe_tables import probe_name, probe_table, require_two_accounts
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import PROBE_TABLE, require_source, require_two_accounts, tables_with_rows
+from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.notes import note
 from rekey.status.reasons import reason
@@ -82,16 +82,10 @@ async def run(run: Run) -> Counters:
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     names = (run.source.name, *run.declared.migration.table_names)
-    record = run.state.migration(run.script_id)
-    run_id = record.run_id if record else ""
     for in_target_account in sorted({is_in_target_account(name) for name in names}):
         account = TARGET_ACCOUNT_SUFFIX if in_target_account else ""
         with overhead(Overhead.PROBES):
-            try:
-                # The same name each time: what a killed run has left is used again, and deleted.
-                await _try_odd_keys(run, f"{PROBE_TABLE}{run_id[:16]}{account}")
-            except TableBeingDeleted:
-                await _try_odd_keys(run, f"{PROBE_TABLE}{secrets.token_hex(8)}{account}")
+            await _try_odd_keys(run, probe_name(run) + account)
     return {"tables_created": created}
 
 
@@ -100,11 +94,8 @@ async def _try_odd_keys(run: Run, name: str) -> None:
     rows than they ask for: rows would be copied, compared and deleted by what another key says."""
     account = run.config.holding(name)[1]
     try:
-        await run.tables.create_table(name)
-        try:
-            misread = await probe_odd_keys(run.tables.table(name))
-        finally:
-            await run.tables.delete_table(name)
+        async with probe_table(run, name) as there:
+            misread = await probe_odd_keys(run.tables.table(there))
     except CredentialRefused:
         note(run.progress, "odd-keys-untried", {"account": account.name})
         return

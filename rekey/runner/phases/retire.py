@@ -21,8 +21,9 @@ from rekey.runner.phases.backfill import estimated_rows
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
+from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import COUNTED, NOT_MIGRATED, require_two_accounts
+from rekey.runner.remaining import COUNTED, NOT_MIGRATED
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
 from rekey.status.notes import note

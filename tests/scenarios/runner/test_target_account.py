@@ -20,7 +20,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.phases import PHASES
-from rekey.runner.remaining import require_two_accounts
+from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
