@@ -4,7 +4,7 @@ runner sweeps: in the end the targets are what the source says. Without one of t
 search finds what is lost.
 
 Searched is the program's backfill with an executor, and the program's worker (see `late_small`). Worlds and
-bounds here are chosen to take seconds; the soak searches them to the end.
+bounds here are chosen to take seconds; the soak searches larger ones, each for SOAK_SECONDS.
 
 Soak: preemptions; a row that changes or moves; each rule switched off.
 Reason, and what `make test` covers: minutes; a row that is deleted, without preemptions.
@@ -12,6 +12,7 @@ Reason, and what `make test` covers: minutes; a row that is deleted, without pre
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.late_small import LateWorld, at_work
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
-from tests.soaking import others_in_soak
+from tests.soaking import others_in_soak, soak_seconds
 from tests.worlds.small import POSTS, USERS, post, user
 
 ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
@@ -40,7 +41,13 @@ EXTRA = "UsersV2 holds 1 rows that no source row gives"
 
 
 def late(
-    name: str, preemptions: int | None = 1, *, follows: bool = True, passages: int = 1, **more: Any
+    name: str,
+    preemptions: int | None = 1,
+    *,
+    follows: bool = True,
+    passages: int = 1,
+    most_seconds: float = inf,
+    **more: Any,
 ) -> Searched:
     """Search one world. `more` as `LateWorld` takes it."""
     migration, before, operations = WORLDS[name]
@@ -49,7 +56,7 @@ def late(
         return LateWorld(scheduler, migration, before, operations, follows=follows, passages=passages, **more)
 
     with at_work():
-        return search(make, Budget(preemptions=preemptions), most_states=1_000_000)
+        return search(make, Budget(preemptions=preemptions), most_states=5_000_000, most_seconds=most_seconds)
 
 
 def visited(name: str, found: Searched, *, at_least: int) -> None:
@@ -93,14 +100,19 @@ def test_a_worker_whose_clock_stood_still_while_it_was_stopped_brings_nothing_ba
 @pytest.mark.parametrize("follows", [True, False], ids=["dual-write", "delta"])
 @pytest.mark.parametrize("name", WORLDS)
 def test_late_tasks_bring_nothing_back_in_any_order(name: str, follows: bool) -> None:
-    """Complete, or bounded as it says: first with the writer and the second worker in one moment each, then
-    with time passing twice, with workers whose clocks stand still, with a runner that is killed, and with
-    everybody call by call."""
-    visited(name, late(name, 2 if name == "move" else None, follows=follows), at_least=1_500)
-    visited(f"{name}, longer", late(name, follows=follows, passages=2), at_least=1_500)
-    visited(f"{name}, asleep", late(name, follows=follows, sleeps=True), at_least=1_500)
-    visited(f"{name}, killed", late(name, follows=follows, kills=1), at_least=1_500)
-    visited(f"{name}, fine", late(name, follows=follows, fine=True), at_least=1_500)
+    """Complete, or bounded as it says, each for SOAK_SECONDS at most: first with the writer and the second
+    worker in one moment each, then with time passing twice, with workers whose clocks stand still, with a
+    runner that is killed, and with everybody call by call."""
+    bound = 2 if name == "move" else None
+
+    def searched(preemptions: int | None = 1, **more: Any) -> Searched:
+        return late(name, preemptions, follows=follows, most_seconds=soak_seconds(), **more)
+
+    visited(name, searched(bound), at_least=1_500)
+    visited(f"{name}, longer", searched(passages=2), at_least=1_500)
+    visited(f"{name}, asleep", searched(sleeps=True), at_least=1_500)
+    visited(f"{name}, killed", searched(kills=1), at_least=1_500)
+    visited(f"{name}, fine", searched(fine=True), at_least=1_500)
 
 
 # --- each rule, switched off ----------------------------------------------------------------------------
