@@ -8,7 +8,7 @@ from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import GROUP, SCRIPT, PhaseChoice, Shell, command, flag
 from rekey.core.plain import plain
-from rekey.declaration.migration import Declared
+from rekey.declaration.migration import Declared, Migration
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, labelled, wrapped
@@ -86,13 +86,22 @@ def rollback(
             if Phase.CUTOVER in phases:
                 lines += labelled("rows", _rows_back(declared, counters))
             if Phase.PREPARE in phases:
-                became = "dropped, and what was known of the keys" if drop_targets else "kept as before"
-                lines += labelled("targets", f"{', '.join(declared.migration.table_names)} {became}")
+                lines += labelled("targets", _targets_left(declared.migration, dropped=drop_targets))
             lines += verdict_lines(status, shell.command)
             document = {"script_id": declared.script_id, "undone": plain(phases), "counters": dict(counters)}
             documents.append(document | {"status": status.as_json()})
     whole = documents[0] if group is None else {"group": group, "migrations": documents}
     return shell.emit(whole, "\n".join(lines))
+
+
+def _targets_left(migration: Migration, *, dropped: bool) -> str:
+    if not dropped:
+        return f"{', '.join(migration.table_names)} kept as before"
+    shared = [name for name in migration.table_names if name in migration.filled_keys]
+    own = [name for name in migration.table_names if name not in shared]
+    became = [f"{', '.join(own)} dropped"] if own else []
+    became += [f"its rows deleted from {', '.join(shared)}, which others fill too"] if shared else []
+    return f"{'; '.join(became)}, and what was known of the keys"
 
 
 def _rows_back(declared: Declared, counters: Counters) -> str:

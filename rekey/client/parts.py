@@ -86,8 +86,9 @@ class ClientParts:
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
     def is_outside(self, key: EntityKey) -> bool:
-        """Tell whether a key of the view is of a row of the old table that is not migrated."""
-        return self.view is View.OLD and not self.propagator.mapper.migration.has(key)
+        """Tell whether a key of the view is of a row that this migration neither reads nor writes."""
+        key_space = self.propagator.mapper.migration.key_spaces.get(self.table.name)
+        return key_space is not None and key not in key_space
 
     async def wait_out(self) -> None:
         """Wait until no unanswered request sent so far can still take effect."""

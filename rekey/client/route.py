@@ -28,6 +28,7 @@ from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import (
     MIXED_PARTS,
+    OTHERS_ROW,
     SECONDARY_ROW,
     SOURCE,
     TARGET,
@@ -84,7 +85,10 @@ class Writer:
             Collision: a row maps to a key that belongs to another row.
             ServiceError: as tables do. Of a transaction, with the `index` of the operation.
         """
-        if operations and all(self.client.is_outside(operation.key) for operation in operations):
+        outside = [self.client.is_outside(operation.key) for operation in operations]
+        if any(outside) and self.client.view is View.NEW:
+            raise refusal(OTHERS_ROW, self.client.table.name)
+        if outside and all(outside):
             return await self._write_outside(operations)
         async with self.client.permits.operation(writes=True) as permit:
             if permit.run_id == self.client.run_id:

@@ -1,4 +1,4 @@
-"""The key space of a condition on keys: what `where=` says, as key ranges. Pure."""
+"""Key spaces: of a condition on keys (`where=`), as key ranges, and of what a migration writes. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from rekey.core.edm import STRING
 from rekey.core.key_order import first_after, last_below
 from rekey.core.key_space import KeySpace
-from rekey.declaration.keys.base import refuse_if
+from rekey.declaration.keys.base import Expression, Prop, beginning, refuse_if
 from rekey.declaration.rows import AllOf, AnyOf, Bounds, Condition, KeyIs, NoneOf, Value, need_condition
+from rekey.declaration.targets import Index, Target
 from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, utf16_order
 
 # The texts from the first one on, below the second one; None: to the end.
@@ -29,9 +31,57 @@ def key_space_of(where: object) -> KeySpace:
     refuse_if(read, "where", problem, cure=cure)
     texts = _texts(condition, PARTITION_KEY)
     refuse_if(texts.is_exact and texts.intervals == _ALL, "where", "every row meets it", cure="leave it out")
-    ranges = tuple(_ranges(condition, texts.intervals))
-    refuse_if(not ranges, "where", "no key meets it", cure="correct it: its conditions contradict")
-    return KeySpace(ranges, condition.compile())
+    key_space = space_of(condition)
+    refuse_if(not key_space.ranges, "where", "no key meets it", cure="correct it: its conditions contradict")
+    return key_space
+
+
+def filled_keys(fills: Sequence[tuple[Target | Index, Condition]]) -> Condition:
+    """Return what the keys of all rows meet, provably, that a migration writes to one table.
+
+    Args:
+        fills: targets and indexes in that table, each with a condition that the source rows meet.
+
+    Raises:
+        InvalidDeclaration: they may have any PartitionKey.
+    """
+    conditions = []
+    for filled, condition in fills:
+        partition = _result(filled.partition_key, PARTITION_KEY, condition)
+        problem = "the PartitionKeys begin with no constant text that tells its rows from those of others"
+        cure = 'begin them with text of their own, keys.literal("DE_") + …, or leave shared= out'
+        is_any = _texts(partition, PARTITION_KEY).intervals == _ALL
+        refuse_if(is_any, f"{filled.where}.shared", problem, cure=cure)
+        conditions.append(AllOf((partition, _result(filled.row_key, ROW_KEY, condition))))
+    return AnyOf(tuple(conditions))
+
+
+def _result(expression: Expression, name: str, condition: Condition) -> Condition:
+    """Return what the results of a key expression meet, under the name of the new key. `condition`: what the
+    source rows meet."""
+
+    def beginning_of(key: str) -> tuple[str, bool]:
+        match _texts(condition, key).intervals:
+            case ((text, end),) if end == text + "\0":
+                return text, True
+        return condition.prefix_of(key), False
+
+    if isinstance(expression, Prop) and expression.name in _KEYS:
+        intervals = _texts(condition, expression.name).intervals
+        return AnyOf(tuple(_within(name, low, high) for low, high in intervals))
+    text, whole = beginning(expression, beginning_of)
+    return _within(name, text, text + "\0") if whole else KeyIs(name, text)
+
+
+def _within(name: str, low: str, high: str | None) -> KeyIs:
+    bounds = Value(STRING, low), None if high is None else Value(STRING, high)
+    return KeyIs(name, bounds=Bounds((), *bounds))
+
+
+def space_of(condition: Condition) -> KeySpace:
+    """Return the keys that meet a condition on keys alone."""
+    partitions = _texts(condition, PARTITION_KEY).intervals
+    return KeySpace(tuple(_ranges(condition, partitions)), condition.compile())
 
 
 def key_condition(as_json: Mapping[str, Any]) -> Condition:
@@ -85,11 +135,11 @@ def _texts(condition: Condition, key: str, partition: str | None = None) -> _Tex
         case AllOf(of=conditions):
             return reduce(_Texts.__and__, (_texts(each, key, partition) for each in conditions))
         case AnyOf(of=conditions):
-            return reduce(_Texts.__or__, (_texts(each, key, partition) for each in conditions))
+            return reduce(_Texts.__or__, (_texts(each, key, partition) for each in conditions), _Texts(()))
         case NoneOf(of=conditions):
             none = (~_texts(each, key, partition) for each in conditions)
             return reduce(_Texts.__and__, none, _Texts(_ALL))
-    raise AssertionError(f"{type(condition).__name__} is no condition on keys")
+    return _Texts(_ALL, is_exact=False)
 
 
 def _of_key(condition: KeyIs) -> _Texts:

@@ -203,12 +203,16 @@ def target_of(kinds: tuple[RowKind, ...]) -> Target:
         problem = f"{kind.target.table} is not {first.table}, the table of {kinds[0].name}"
         cure = f"write {first.table}: all kinds of rows fill one table"
         refuse_if(other, f"{kind.where}.target.table", problem, cure=cure)
+        cure = f"write shared={first.shared} here too, or in none of them"
+        differs = kind.target.shared != first.shared
+        refuse_if(differs, f"{kind.where}.target.shared", f"{kinds[0].name} says otherwise", cure=cure)
         for earlier in kinds[:number]:
             _check_pair(kind, earlier)
     return KindsTarget(
         first.table,
         partition_key=_key_of_all(kinds, PARTITION_KEY),
         row_key=_key_of_all(kinds, ROW_KEY),
+        shared=first.shared,
         kinds=kinds,
     )
 

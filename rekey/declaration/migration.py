@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from rekey.core.key_space import KeySpace
 from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
-from rekey.declaration.key_space import key_space_of
+from rekey.declaration.key_space import filled_keys, key_space_of, space_of
 from rekey.declaration.keys.base import (
     Expression,
     InvalidDeclaration,
@@ -37,7 +37,7 @@ from rekey.declaration.kinds import (
 )
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
-from rekey.declaration.rows import Condition, Drop
+from rekey.declaration.rows import Condition, Drop, all_of, every
 from rekey.declaration.targets import Index, Target, check_table
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
@@ -123,6 +123,7 @@ class Migration:
         self.key_space  # noqa: B018 - raises
         self._check_tables()
         self._check_shared_tables()
+        self.key_spaces  # noqa: B018 - raises
         if self.reverse:
             self._check_reversible()
 
@@ -144,6 +145,28 @@ class Migration:
     def key_space(self) -> KeySpace | None:
         """The keys of the rows that are migrated; None for the whole table. Raises InvalidDeclaration."""
         return None if self.where is None else key_space_of(self.where)
+
+    @cached_property
+    def filled_keys(self) -> Mapping[str, Condition]:
+        """What the keys meet of all rows that are written to tables which others fill too, by table. Raises
+        InvalidDeclaration."""
+        shared = {filled.table for _, filled in self.declared_tables if filled.shared}
+        part = every() if self.where is None else self.where
+        fills: dict[str, list[tuple[Target | Index, Condition]]] = {}
+        for number, (target, indexes) in enumerate(self.rules):
+            taken = all_of(part, self.kinds[number].when) if self.kinds else part
+            filling: tuple[Target | Index, ...] = (target, *indexes)
+            for filled in filling:
+                if filled.table in shared:
+                    fills.setdefault(filled.table, []).append((filled, taken))
+        return {table: filled_keys(filled) for table, filled in fills.items()}
+
+    @cached_property
+    def key_spaces(self) -> Mapping[str, KeySpace]:
+        """The keys of the rows that this migration reads or writes, by table, where others use that table
+        too. Raises InvalidDeclaration."""
+        source = {} if self.key_space is None else {self.source: self.key_space}
+        return source | {table: space_of(keys) for table, keys in self.filled_keys.items()}
 
     def has(self, source_key: EntityKey) -> bool:
         """Tell whether a row of the source with this key is migrated."""
@@ -417,6 +440,16 @@ class Declared:
     def fills(self) -> frozenset[str]:
         """The names of the target tables in lower case, because table names are case-insensitive."""
         return frozenset(name.lower() for name in self.migration.tables)
+
+    def collides_in(self, other: Declared) -> str:
+        """Return the name of a table that both fill, perhaps under the same keys; "" if there is none."""
+        theirs = {name.lower(): other.migration.key_spaces.get(name) for name in other.migration.tables}
+        for name in self.migration.table_names:
+            mine, space = self.migration.key_spaces.get(name), theirs.get(name.lower())
+            is_apart = mine is not None and space is not None and mine.is_apart_from(space)
+            if name.lower() in theirs and not is_apart:
+                return name
+        return ""
 
 
 def _apart(first: tuple[str, str], second: tuple[str, str]) -> bool:

@@ -423,16 +423,25 @@ def _with_chains(
     scripts: Sequence[Declared], begun: Collection[str] = (), broken: Collection[str] = ()
 ) -> dict[str, Declared]:
     """Add the dependencies that tables imply: a script whose source another script fills depends on it.
-    Raises DeclarationError for a table that two scripts fill, and for a dependency that does not exist or is
-    `broken`."""
-    fills: dict[str, str] = {}
+    Raises DeclarationError for two scripts that may write rows of one table under the same keys, and for a
+    dependency that does not exist or is `broken`."""
+    fills: defaultdict[str, list[Declared]] = defaultdict(list)
     for script in scripts:
-        for table in script.migration.tables:
-            other = fills.setdefault(table.lower(), script.script_id)
-            if other != script.script_id and not script.is_kept:  # stored ones come last
-                problem = f"{other} fills the table {table} too"
+        for other in {id(each): each for table in script.fills for each in fills[table]}.values():
+            table = script.collides_in(other)
+            if table and not script.is_kept:  # stored ones come last
+                problem = f"{other.script_id} fills the table {table} too"
                 cure = "give each migration tables of its own"
+                spaces = (each.migration.key_spaces.get(table) for each in (script, other))
+                if any(spaces):
+                    problem += ", and its PartitionKeys may be the same"
+                    cure = (
+                        "say shared=True in both targets, and begin their PartitionKeys with texts of which"
+                        " none begins the other"
+                    )
                 raise DeclarationError(script.script_id, "target", problem, cure=cure)
+        for table in script.fills:
+            fills[table].append(script)
     known = {script.script_id for script in scripts}
     chained = {}
     for script in scripts:
@@ -445,8 +454,8 @@ def _with_chains(
             problem = f"there is no script {', '.join(missing)}"
             cure = "fix the id (a file's name without .py), or add the script"
             raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
-        filler = fills.get(script.migration.source.lower())
-        implied = frozenset({filler} if filler is not None else ())
+        fillers = fills.get(script.migration.source.lower(), ())
+        implied = frozenset(filler.script_id for filler in fillers)
         chained[script.script_id] = replace(script, depends=script.depends & known | implied)
     return chained
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.plain import json_field
 from rekey.declaration.keys.base import (
     KEEP_CURE,
     KEEPS_WHOLE_KEYS,
@@ -44,6 +45,7 @@ class _Filled:
     row_key: Expression = field(kw_only=True)
     properties: Sequence[Operation] = field(default=(), kw_only=True)
     allow_empty: bool = field(default=False, kw_only=True)
+    shared: bool = field(default=False, kw_only=True, metadata=json_field(omit_default=True))
 
     kind: ClassVar[str]
     # Whether properties that no operation names are copied into the new row.
@@ -58,6 +60,8 @@ class _Filled:
                 object.__setattr__(self, name, Prop(_HELD_BY[name]))
             elif key.contains(Kept):
                 raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+        cure = "write shared=True or leave it out"
+        refuse_if(not isinstance(self.shared, bool), f"{self.where}.shared", "not True or False", cure=cure)
         cure = "write properties=[props.…]"
         where = f"{self.where}.properties"
         properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
@@ -90,6 +94,9 @@ class Target(_Filled):
         row_key: the new RowKey.
         properties: property operations (`rekey.declaration.props`); without any, every property is copied.
         allow_empty: whether keys may be empty (`keys.literal("")` always may).
+        shared: whether the table also holds rows that are not this migration's: the application's, or those
+            that another migration writes. The PartitionKeys must say which are this one's
+            (`rekey.declaration.key_space`); all others stay as they are.
     """
 
     kind: ClassVar[str] = "target"
@@ -134,6 +141,7 @@ class Index(_Filled):
         properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
             `copy`, `rename`, `set`, `compute`, `cast`.
         allow_empty: whether keys may be empty.
+        shared: as of `Target`.
     """
 
     each: Split | None = field(default=None, kw_only=True)

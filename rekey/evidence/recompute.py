@@ -12,13 +12,14 @@ from typing import Any
 
 from rekey.core.key_space import KeySpace
 from rekey.core.progress import Progress
+from rekey.declaration.key_space import key_condition, space_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
-from rekey.tables.part import part_of
+from rekey.tables.part import part_of, parts_of
 from rekey.verify.bucket_digests import BucketDigests
 from rekey.verify.digest import Digester
 from rekey.verify.first_pass import add_mapped
@@ -102,7 +103,9 @@ async def recompute(
     beginnings = {
         number: (table.get(PARTITIONS_BEGIN, ""), table.get(BEGIN, "")) for number, table in enumerate(tables)
     }
-    targets = by_number([table["table"] for table in tables], beginnings, service.table)
+    shared = {table["table"]: space_of(key_condition(table["keys"])) for table in tables if "keys" in table}
+    names = [table["table"] for table in tables]
+    targets = by_number(names, beginnings, parts_of(shared, service.table))
     rows = zip(tables, targets, digesters, expected, strict=True)
     for number, (entry, target, digester, digests) in enumerate(rows):
         name = label_of(entry["table"], *beginnings[number])

@@ -150,7 +150,8 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
         if name in migration.tables[:table]:
             continue
         exists = await tables.table_exists(name)
-        first = await _first_row(tables.table(name)) if exists else None
+        opened = part_of(tables.table(name), migration.key_spaces.get(name))
+        first = await _first_row(opened) if exists else None
         foreign = first is not None and subject.started is None
         if first is not None and subject.owns_row is not None:
             number = table if subject.mapper is None else subject.mapper.number_of(table, first)

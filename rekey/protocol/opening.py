@@ -25,7 +25,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table, TableService, TwoAccounts
 from rekey.tables.credentials import credential_of
 from rekey.tables.kinds import by_number
-from rekey.tables.part import part_of
+from rekey.tables.part import parts_of
 
 
 @dataclass
@@ -169,9 +169,9 @@ class OpenMigration:
             width: how many rows of one key are read or written at a time.
         """
         migration = self.prepared.declared.migration
-        targets = by_number(migration.tables, migration.beginnings, table)
-        source = part_of(table(migration.source), migration.key_space)
-        return Propagator(source, targets, self.prepared.mapper, mapping, width)
+        opened = parts_of(migration.key_spaces, table)
+        targets = by_number(migration.tables, migration.beginnings, opened)
+        return Propagator(opened(migration.source), targets, self.prepared.mapper, mapping, width)
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

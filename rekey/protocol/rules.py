@@ -52,6 +52,7 @@ INDEX_TABLE = "index-table"
 SECONDARY_ROW = "secondary-row"
 SECONDARY_DIFFERS = "secondary-differs"
 MIXED_PARTS = "mixed-parts"
+OTHERS_ROW = "others-row"
 
 
 def authority(phase: ControlPhase | None) -> Side | None:
@@ -153,6 +154,10 @@ _REFUSALS = {
     MIXED_PARTS: (
         "a transaction on {table} writes rows of the part that is migrated, and rows beside it",
         "write the rows of the part in one transaction, and the others in another",
+    ),
+    OTHERS_ROW: (
+        "the row's key in {table} is none that this migration gives: others fill the table too",
+        "write it with the client of the migration that gives such keys, or with the SDK's own",
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

@@ -63,8 +63,8 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     """Return the reasons against moving the authority to the target: a table does not exist, or the main
     target is empty. `authority`: the source, or the main target where that is the authority already."""
     source, target = run.source.name, run.targets[0].name
-    names = dict.fromkeys((authority.name, *run.declared.migration.table_names))
-    rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
+    tables = {table.name: table for table in (authority, *run.targets)}
+    rows = {name: await rows_up_to(table, 1) for name, table in tables.items()}
     if gone := [name for name, number in rows.items() if number is None]:
         return [reason("table-missing", table=name) for name in gone]
     if rows[target] or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY:

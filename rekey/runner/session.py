@@ -63,6 +63,7 @@ from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
+from rekey.tables.part import parts_of
 from rekey.tables.sent import Overhead, overhead, requests_in, since
 
 _log = logging.getLogger(__name__)
@@ -365,7 +366,7 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.multi_writer_table)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
-        targets = by_number(asked.tables, asked.beginnings, tables.table)
+        targets = by_number(asked.tables, asked.beginnings, parts_of(asked.key_spaces, tables.table))
         run = Run(
             declared=declared,
             config=self.config,

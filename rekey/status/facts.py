@@ -339,7 +339,7 @@ def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Itera
         if record.script_id == declared.script_id:
             return ""
         other = scripts.get(record.script_id)
-        shares = other is not None and other.is_kept and other.fills & declared.fills
+        shares = other is not None and other.is_kept and declared.collides_in(other)
         if shares or (other is None and record.digest == declared.digest):
             renamed_from = record.script_id
     return renamed_from

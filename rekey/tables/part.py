@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -50,6 +50,12 @@ class PartOfTable(TableWrapper):
 def part_of(table: Table, key_space: KeySpace | None) -> Table:
     """Return the part of a table; the table itself where there is no key space."""
     return table if key_space is None else PartOfTable(table, key_space)
+
+
+def parts_of(key_spaces: Mapping[str, KeySpace], table: Callable[[str], Table]) -> Callable[[str], Table]:
+    """Return the function that opens the part of a table that is in its key space, or all of it, by its name.
+    `table` opens the whole table."""
+    return lambda name: part_of(table(name), key_spaces.get(name))
 
 
 def whole_of(table: Table) -> Table:

@@ -118,6 +118,7 @@ async def full(
             changes.change(work)
             differing = [expected.differing(actual) for expected, actual in sides]
             changed_between = not changes.exact
+    shared = ctx.mapper.migration.filled_keys
     return FullReport(
         started_at=work.begun_at,
         finished_at=ctx.now(),
@@ -136,6 +137,7 @@ async def full(
                 reread_buckets=len(at_first[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
                 row_keys_begin=ctx.mapper.migration.beginnings.get(number, ("", ""))[1],
+                keys=None if (keys := shared.get(target.name)) is None else keys.as_json(),
                 partition_keys_begin=ctx.mapper.migration.beginnings.get(number, ("", ""))[0],
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))

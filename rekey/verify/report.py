@@ -175,6 +175,8 @@ class TableComparison:
     # rows.
     row_keys_begin: str = field(default="", metadata=json_field(omit_default=True))
     partition_keys_begin: str = field(default="", metadata=json_field(omit_default=True))
+    # What the keys of this migration's rows meet, where others fill the table too (`Condition.as_json`).
+    keys: Mapping[str, Any] | None = field(default=None, metadata=json_field(omit_default=True))
     # Buckets that differed on the first reading; `differing_buckets`: that differ now.
     reread_buckets: int = field(default=0, metadata=json_field(omit_default=True))
 

@@ -43,7 +43,7 @@ from rekey.runner.status import read_status
 from rekey.status.judge import Status
 from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
-from rekey.tables.part import part_of
+from rekey.tables.part import parts_of
 from tests.fakes.faults import Call, Fault, FaultKind, SeededFaults
 from tests.fakes.memory import open_gate
 from tests.worlds.evidence import prove
@@ -334,10 +334,10 @@ class Client:
     async def _writer(self, control: ControlRow) -> Writer:
         project, mapper = self.company.project, self.company.mapper
         mapping = await project.mapping(self.company.script_id)
-        tables = project_tables(project)
+        opened = parts_of(mapper.migration.key_spaces, project_tables(project).table)
         propagator = Propagator(
-            part_of(tables.table(mapper.migration.source), mapper.migration.key_space),
-            by_number(mapper.tables, mapper.migration.beginnings, tables.table),
+            opened(mapper.migration.source),
+            by_number(mapper.tables, mapper.migration.beginnings, opened),
             mapper,
             mapping,
         )

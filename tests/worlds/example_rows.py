@@ -119,6 +119,8 @@ GENERATORS: dict[str, Generator] = {
     "Registrations": registrations,
     "AspNetUsers": identities,
     "Orders": orders,
+    "OrdersDE": orders,
+    "OrdersFR": orders,
     "Invoices": invoices,
 }
 """Generators by the source table of the worked example they suit."""

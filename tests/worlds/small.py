@@ -16,7 +16,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.tables.kinds import by_number
-from rekey.tables.part import part_of
+from rekey.tables.part import parts_of
 from tests.fakes.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"
@@ -244,9 +244,9 @@ class World:
         self.targets = [self.service.table(name) for name in self.mapper.tables]
         rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
         self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
-        by_kind = by_number(self.mapper.tables, self.migration.beginnings, self.service.table)
-        part = part_of(self.source, self.migration.key_space)
-        self.propagator = Propagator(part, by_kind, self.mapper, self.mapping)
+        opened = parts_of(self.migration.key_spaces, self.service.table)
+        by_kind = by_number(self.mapper.tables, self.migration.beginnings, opened)
+        self.propagator = Propagator(opened(self.migration.source), by_kind, self.mapper, self.mapping)
         self.copier = Copier(self.propagator, concurrency=4)
 
     async def prepare(self, rows: Iterable[Row] = ()) -> World:

@@ -37,7 +37,14 @@ from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
 from rekey.protocol.opening import OpenMigration, open_migration
 from rekey.protocol.registry import SAFETY_S, Registry
-from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
+from rekey.protocol.rules import (
+    NEW_VIEW_CLOSED,
+    OTHERS_ROW,
+    View,
+    index_write_refused,
+    reads_refused,
+    refusal,
+)
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
@@ -193,6 +200,9 @@ class ClientCore:
             if self.options.is_index:
                 # Index tables are read in the new view, and written only once the migration is complete.
                 code = index_write_refused(permit.phase)
+                key_space = self.options.declared.migration.key_spaces.get(self.table)
+                if key_space and any(operation.key not in key_space for operation in operations):
+                    code = OTHERS_ROW
             elif permit.phase is not None:
                 return None
             else:

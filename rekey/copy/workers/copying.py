@@ -23,6 +23,7 @@ from rekey.state.models import Segment
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Table
 from rekey.tables.kinds import by_number
+from rekey.tables.part import parts_of
 
 _LEAST_WINDOW_ROWS = 100
 # At a low rate windows are so small that a slice has at least so many.
@@ -46,7 +47,8 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, patience_s=inf)
 
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
-        return by_number(filled.tables, filled.beginnings, lambda name: FencedTable(table(name), fence))
+        opened = parts_of(filled.key_spaces, table)
+        return by_number(filled.tables, filled.beginnings, lambda name: FencedTable(opened(name), fence))
 
     propagated = targets_of(accounts.tables.multi_writer_table)
     targets = targets_of(accounts.tables.table)

@@ -24,7 +24,7 @@ from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.opening import Prepared, open_migration
 from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
-from rekey.tables.part import part_of
+from rekey.tables.part import parts_of
 from rekey.verify.bucket_digests import SOURCE
 
 # Names the worker's configuration file; without it, the runner's path is used. The file itself does not
@@ -71,9 +71,10 @@ class Opened:
 
     def table(self, number: int = SOURCE) -> Table:
         """Return the source or, by its number, a target."""
-        migration, table = self.mapper.migration, self.accounts.tables.table
+        migration = self.mapper.migration
+        table = parts_of(migration.key_spaces, self.accounts.tables.table)
         if number == SOURCE:
-            return part_of(table(migration.source), migration.key_space)
+            return table(migration.source)
         return by_number(migration.tables, migration.beginnings, table)[number]
 
     def within(self, task: Task) -> KeyRange:

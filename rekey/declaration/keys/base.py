@@ -469,21 +469,22 @@ def join(separator: str, *parts: Expression | str) -> Expression:
 def constant_prefix(expression: Expression, prefix_of: Callable[[str], str] = lambda _: "") -> str:
     """Return the constant text that every result provably begins with; "" if there is none. `prefix_of`: the
     text with which the source's PartitionKey or RowKey begins."""
-    return _beginning(expression, prefix_of)[0]
+    return beginning(expression, lambda key: (prefix_of(key), False))[0]
 
 
-def _beginning(expression: Expression, prefix_of: Callable[[str], str]) -> tuple[str, bool]:
-    """Return the constant beginning of an expression, and whether that is all of it."""
+def beginning(expression: Expression, beginning_of: Callable[[str], tuple[str, bool]]) -> tuple[str, bool]:
+    """Return the constant beginning of an expression, and whether that is all of it. `beginning_of`: the same
+    of the source's PartitionKey or RowKey."""
     if isinstance(expression, Literal):
         return expression.text, True
     if isinstance(expression, Prop) and expression.name in (PARTITION_KEY, ROW_KEY):
-        return prefix_of(expression.name), False
+        return beginning_of(expression.name)
     if not isinstance(expression, Join | Concat):
         return "", False
     separator = expression.separator if isinstance(expression, Join) else ""
     text = ""
     for number, part in enumerate(expression.parts):
-        begins, whole = _beginning(part, prefix_of)
+        begins, whole = beginning(part, beginning_of)
         text += (separator if number else "") + begins
         if not whole:
             return text, False

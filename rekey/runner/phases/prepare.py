@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
 from rekey.errors import CredentialRefused, TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import KeyRange
+from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, etag_of
 from rekey.next_steps import next_step
 from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
@@ -18,7 +20,7 @@ from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.notes import note
 from rekey.status.reasons import reason
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
 from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.sent import Overhead, overhead
@@ -117,8 +119,11 @@ async def undo(run: Run) -> None:
         return
     if await tables_with_rows(run):
         await require_source(run)  # again: some time has passed since it was checked
-    for name in run.declared.migration.table_names:
-        await run.tables.delete_table(name)
+    for table in {table.name: table for table in map(whole, run.targets)}.values():
+        if table.name in run.declared.migration.filled_keys:
+            await _delete_rows(run, table)
+        else:
+            await run.tables.delete_table(table.name)
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
         for partition in run.mapping.rows.all_partitions:
             async for page in run.mapping.table.scan(KeyRange.of_rows(partition)):
@@ -129,6 +134,17 @@ async def undo(run: Run) -> None:
     if not run.is_delta:
         with suppress(TableMissing):
             await run.journal.clear()
+
+
+async def _delete_rows(run: Run, table: Table) -> None:
+    """Delete this migration's rows of a table that others fill too."""
+    with suppress(TableMissing):
+        async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
+            run.check()
+            for _, rows in groupby(page.rows, itemgetter(PARTITION_KEY)):
+                deletes = [Operation(Verb.DELETE, row, etag_of(row)) for row in rows]
+                for start in range(0, len(deletes), MAX_BATCH_OPERATIONS):
+                    await table.transact(deletes[start : start + MAX_BATCH_OPERATIONS])
 
 
 again = nothing_left

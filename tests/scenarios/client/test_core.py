@@ -18,6 +18,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.opening import Prepared
 from rekey.protocol.registry import Registry
+from rekey.protocol.rules import View
 from rekey.tables.base import Accounts
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTableService
@@ -86,10 +87,15 @@ OTHERS, OURS = EntityKey("news", "1"), EntityKey("blog", "1")
 
 
 async def begun(
-    folder: Path, memory: MemoryTableService, phase: ControlPhase = ControlPhase.COMPLETE, digest: str = ""
+    folder: Path,
+    memory: MemoryTableService,
+    phase: ControlPhase = ControlPhase.COMPLETE,
+    digest: str = "",
+    *,
+    script: str = PART,
 ) -> ClientCore:
-    """Return a client of the old view of a migration of a part that is in a phase."""
-    core = core_of(folder, memory, PART)
+    """Return a client of the old view of a migration, of a part by default, that is in a phase."""
+    core = core_of(folder, memory, script)
     declared = core.options.declared
     await memory.create_table(CONTROL_TABLE)
     await memory.create_table("Posts")
@@ -148,4 +154,21 @@ async def test_rows_beside_a_part_are_written_during_a_freeze(
     async with asyncio.timeout(LeaseSettings().freeze_wait_s / 2):
         await core.write([insert({"PartitionKey": "news", "RowKey": "1"})])
     assert [key_of(row) for row in memory.dump("Posts")] == [OTHERS]
+    await core.close()
+
+
+async def test_an_index_table_that_others_fill_too_is_written_under_own_keys_alone(
+    tmp_path: Path, memory: MemoryTableService
+) -> None:
+    shared = POSTS_SCRIPT.replace(
+        "partition_key=keys.item(),", 'partition_key=keys.literal("T:") + keys.item(), shared=True,'
+    )
+    core = await begun(tmp_path, memory, script=shared)
+    core.table, core.options.is_index, core.options.view = "PostsByTag", True, View.NEW
+    await memory.create_table("PostsByTag")
+    await core.write([insert({"PartitionKey": "T:a", "RowKey": "1"})])
+    with pytest.raises(WritesRefused) as refused:
+        await core.write([insert({"PartitionKey": "a", "RowKey": "1"})])
+    assert refused.value.code == "others-row"
+    assert [key_of(row) for row in memory.dump("PostsByTag")] == [EntityKey("T:a", "1")]
     await core.close()

@@ -157,6 +157,25 @@ def test_main_and_secondary_rows_are_copied_together(project: Project) -> None:
     assert pairs.wrong == []
 
 
+def test_workers_leave_rows_of_others_in_a_shared_table(project: Project) -> None:
+    """They copy, compare and sweep what is the migration's: another row there is not one too many."""
+    shared = USERS_SCRIPT.replace('"UsersV2",', '"UsersV2", shared=True,')
+    shared = shared.replace("partition_key=keys.", 'partition_key=keys.literal("new_") + keys.', 1)
+    shared = shared.replace("properties=[", 'properties=[props.copy("PartitionKey", to="Region"), ', 1)
+    script_id = project.script(shared)
+    _fill(project, "Users", [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)])
+    _fill(project, "UsersV2", [user(f"other{n}", "other") for n in range(9)])
+    others = project.rows("UsersV2")
+    with inline(project):
+        apply(project, script_id)
+    after = project.rows("UsersV2")
+    assert [row for row in after if row["PartitionKey"] == "other"] == others
+    assert len(after) == ROWS + len(others)
+    with inline(project), project.session(Options(executor=NAME)) as session:
+        [table] = commands.verify(session, script_id, mode=commands.Mode.FULL).tables
+    assert (table.actual_rows, table.reread_buckets) == (ROWS, 0)
+
+
 def test_tasks_and_answers_hold_plain_data_and_no_key_or_secret(ready: Ready) -> None:
     ready.apply()
 

@@ -57,6 +57,10 @@ class Wrong(NamedTuple):
 WRONG = {
     "bad source": Wrong(lambda: migration(source="a-b"), "source", "letter"),
     "bad target": Wrong(lambda: target("1a"), "target.table", "letter"),
+    "shared by any key": Wrong(
+        lambda: migration(target=target(shared=True)), "target.shared", "keys.literal"
+    ),
+    "shared, not a bool": Wrong(lambda: target(shared="yes"), "target.shared", "shared=True"),
     "bad index": Wrong(lambda: index(""), "index.table", "letter"),
     "reserved table": Wrong(lambda: target("tables"), "target.table", "letter"),
     "target is source": Wrong(lambda: migration(target=target("OLD")), "target.table", "new name"),

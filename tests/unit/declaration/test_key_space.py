@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey import Migration, Target, keys, rows
+from rekey import Index, Migration, Target, keys, props, rows
 from rekey.core.key_order import MOST_UNITS, first_above, first_after, last_below
+from rekey.core.key_space import KeySpace
 from rekey.declaration.key_space import key_space_of
-from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.keys.base import Expression, InvalidDeclaration
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.rows import Condition
-from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, utf16_order
+from rekey.errors import RowRefused
+from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of, utf16_order
 from rekey.tables.wire import range_filters
 
 # On both sides of the surrogates, of control characters, and at the end of all.
@@ -200,3 +203,94 @@ def test_a_migration_of_the_whole_table_keeps_its_digest() -> None:
     assert tenant.digest() != whole.digest()
     assert tenant.has(EntityKey("t-b", ""))
     assert not tenant.has(EntityKey("t-bb", ""))
+
+
+# --- tables that others fill too ----------------------------------------------------------------------------
+
+
+def expressions() -> st.SearchStrategy[Expression | str]:
+    literal = st.builds(keys.literal, some_text)
+    part = st.one_of(literal, st.sampled_from(["PartitionKey", "RowKey"]), st.just(keys.lower("RowKey")))
+    joined = st.builds(lambda parts: keys.join("_", *parts), st.lists(part, min_size=2, max_size=3))
+    return st.one_of(literal, joined, st.sampled_from([keys.prop("PartitionKey"), keys.prop("RowKey")]))
+
+
+@given(key_conditions(), expressions(), expressions(), st.lists(entity_keys, max_size=20))
+def test_every_row_that_a_migration_writes_is_in_its_key_space_of_the_table(
+    condition: Condition, partition: Expression, row: Expression, candidates: list[EntityKey]
+) -> None:
+    target = Target("All", partition_key=partition, row_key=row, shared=True, allow_empty=True)
+    try:
+        migration = Migration("Old", target, where=condition, capture="delta", reverse=False)
+    except InvalidDeclaration:
+        return
+    space, map_row = migration.key_spaces["All"], Mapper(migration, {}).map
+    for key in filter(migration.has, candidates):
+        try:
+            [mapped] = map_row({"PartitionKey": key.partition, "RowKey": key.row})
+        except RowRefused:
+            continue
+        written = key_of(mapped.row)
+        assert written in space
+        assert [each for each in space.ranges if written in each]
+
+
+REGION = {"row_key": keys.keep(), "properties": [props.copy("PartitionKey", to="Old")], "shared": True}
+
+
+def region(name: str, source: str = "", **more: Any) -> Migration:
+    partition = keys.literal(f"{name}_") + keys.prop("PartitionKey")
+    return Migration(
+        source or f"Orders{name}",
+        Target("Orders", **{"partition_key": partition, **REGION}),
+        capture="delta",
+        **more,
+    )
+
+
+def test_a_part_of_a_table_keeps_its_exact_partition_key() -> None:
+    """So "t1" and "t10" are apart though one begins with the other."""
+
+    def space(tenant: str, partition: Any) -> KeySpace:
+        target = Target("All", **{"partition_key": partition, **REGION})
+        where = rows.partition_key(equals=tenant)
+        return Migration("Old", target, where=where, capture="delta").key_spaces["All"]
+
+    kept, joined = keys.keep(), keys.join("_", "PartitionKey", "RowKey")
+    for partition in (kept, joined):
+        assert space("t1", partition).is_apart_from(space("t10", partition))
+    assert EntityKey("t1", "any") in space("t1", kept)
+    assert EntityKey("t10", "any") not in space("t1", kept)
+    assert EntityKey("t1_x", "any") in space("t1", joined)
+
+
+def test_indexes_in_the_table_are_in_its_key_space() -> None:
+    index = Index(
+        "Orders", partition_key=keys.literal("DE_mail"), row_key=keys.literal("M:") + keys.prop("Mail")
+    )
+    target = Target(
+        "Orders",
+        **{
+            **REGION,
+            "partition_key": keys.literal("DE"),
+            "row_key": keys.literal("O:") + keys.prop("RowKey"),
+        },
+    )
+    space = Migration("OrdersDE", target, [index], capture="delta", reverse=False).key_spaces["Orders"]
+    assert EntityKey("DE", "O:1") in space
+    assert EntityKey("DE_mail", "M:a") in space
+    assert EntityKey("DE_mail", "O:a") not in space
+    assert EntityKey("DE_x", "O:1") not in space
+
+
+def test_only_a_shared_table_has_a_key_space() -> None:
+    assert "key_spaces" not in region("DE").canonical()
+    alone = Migration(
+        "Old",
+        Target("New", partition_key=keys.literal("a"), row_key=keys.keep()),
+        capture="delta",
+        reverse=False,
+    )
+    assert alone.key_spaces == {}
+    assert "shared" not in alone.canonical_json()
+    assert '"shared":true' in region("DE").canonical_json()

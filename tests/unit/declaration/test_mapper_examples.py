@@ -27,6 +27,8 @@ DIGESTS = {
     "0005_identity_users": "0f10489aee667d608bb37d487f70f0a56c632cd51a1ed83c22b6f5c85a895766",
     "0006_orders_of_users": "633273ca176178dbcebbbbc16d067afa141411aeddb3dd395c4f500d8f59417d",
     "0007_invoices_of_a_tenant": "2e388980f352e1e931d6fd8b9a6cc33ba42f4bea0e3ad2a93e10e2360ecb5f2f",
+    "0008_orders_of_regions-OrdersDE": "3640784f57cadade479211a08f43f4c90e93dd9b3a98794cb9dc357656419d59",
+    "0008_orders_of_regions-OrdersFR": "3243d441fd54070637b822c57b77d5d5ea4e83befc8b81a656c47440d04d1fe7",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -185,6 +187,15 @@ def test_an_invoice_moves_to_its_month_and_says_whose_it_is(scripts: dict[str, D
     with pytest.raises(RowRefused) as refused:
         made.source_key({**main.row, "Tenant": "fabrikam"})
     assert (refused.value.code, refused.value.field) == ("outside-part", "where")
+
+
+def test_an_order_joins_those_of_all_regions_under_its_region(scripts: dict[str, Declared]) -> None:
+    row = {"PartitionKey": "c-1042", "RowKey": "17", "Sum": 4}
+    for region in ("DE", "FR"):
+        made = mapper(scripts, f"0008_orders_of_regions-Orders{region}")
+        [main] = made.map(row)
+        assert main.row == {**row, "PartitionKey": f"{region}_c-1042", "Customer": "c-1042"}
+        comes_back(made, row)
 
 
 def reading(moment: str, sequence: int, **properties: Any) -> Row:

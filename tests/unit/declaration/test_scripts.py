@@ -177,7 +177,7 @@ def test_names_that_a_script_gets_wrong_are_answered_with_those_that_are_meant(w
     assert cure("props.remove('A')").startswith("write drop; ")
     assert cure("Target('A', partitionkey=1)") == "write partition_key="
     assert cure("Target('A', colour=1)") == (
-        "leave it out; Target takes table, partition_key, row_key, properties, allow_empty"
+        "leave it out; Target takes table, partition_key, row_key, properties, allow_empty, shared"
     )
     assert cure("props.copy('A', 'B')") == "it is copy(source, *, to): what stands after * is given by name"
     assert cure("migrations = Migration").startswith("write migrations = for_each_table(")
@@ -312,6 +312,46 @@ def test_two_scripts_cannot_fill_one_table(write: Write, tmp_path: Path) -> None
     error = together(tmp_path)
     assert error.script == "0002"
     assert "0001 fills the table SAME too" in error.problem
+
+
+SHARED = '''"""A region."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Orders{region}",
+    target=Target(
+        "{table}",
+        partition_key=keys.literal("{region}") + keys.prop("PartitionKey"),
+        row_key=keys.keep(),
+        properties=[props.copy("PartitionKey", to="Customer")],
+        shared={shared},
+    ),
+    capture="delta",
+)
+'''
+
+
+def test_scripts_fill_one_table_where_their_keys_are_apart(write: Write, tmp_path: Path) -> None:
+    write("0001", SHARED.format(region="DE", table="Orders", shared=True))
+    write("0002", SHARED.format(region="FR", table="ORDERS", shared=True))
+    write("0003", source="Orders", target="Next")
+    assert load_scripts(tmp_path)[2].depends == {"0001", "0002"}
+
+
+@pytest.mark.parametrize(
+    ("region", "shared"),
+    [("DEX", True), ("D", True), ("FR", False)],
+    ids=["begins with the other", "begins the other", "the whole table"],
+)
+def test_scripts_that_may_write_the_same_key_are_refused(
+    write: Write, tmp_path: Path, region: str, shared: bool
+) -> None:
+    write("0001", SHARED.format(region="DE", table="Orders", shared=True))
+    write("0002", SHARED.format(region=region, table="Orders", shared=shared))
+    error = together(tmp_path)
+    assert (error.script, error.field) == ("0002", "target")
+    assert "0001 fills the table Orders too" in error.problem
+    assert "shared=True in both" in error.hint
 
 
 # --- isolation ---------------------------------------------------------------------------------------

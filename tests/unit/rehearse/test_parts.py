@@ -13,8 +13,9 @@ import pytest
 from rekey import Index, Migration, Target, keys, props, rows
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
 from rekey.declaration.rows import Condition
-from rekey.declaration.scripts import load_script, load_scripts
+from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
 from rekey.project.config import Account
@@ -33,9 +34,9 @@ def _mapper(**arguments: object) -> Mapper:
     return Mapper(migration, {"s": SECRET})
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("0*.py")), ids=lambda path: path.stem)
-def test_made_up_rows_suit_each_worked_example(script: Path) -> None:
-    migration = load_script(script).migration
+@pytest.mark.parametrize("script", load_scripts(EXAMPLES), ids=lambda script: script.script_id)
+def test_made_up_rows_suit_each_worked_example(script: Declared) -> None:
+    migration = script.migration
     mapper = Mapper(migration, {"users": SECRET})
     stock = list(rows_for(mapper, 200, seed=3))
     made = [(table, key_of(row)) for source in stock for table, row in mapper.map(source)]
