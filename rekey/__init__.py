@@ -1,9 +1,9 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
 A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; `RowKind` and `rows` for several
-kinds of rows, `for_each_table` for several tables; see `migrations/` for examples that run. The other names
-are for applications, and import the Azure SDK; the asynchronous client is in `rekey.aio`. Names are imported
-on first use: the command line needs few of them.
+kinds of rows, `for_each_table` for several tables, `for_each_part` for several parts of one; see
+`migrations/` for examples that run. The other names are for applications, and import the Azure SDK; the
+asynchronous client is in `rekey.aio`. Names are imported on first use: the command line needs few of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rekey.client.sdk.errors import DualWriteRefused
     from rekey.declaration import keys, props, query, rows
     from rekey.declaration.kinds import RowKind
-    from rekey.declaration.migration import Migration, for_each_table
+    from rekey.declaration.migration import Migration, for_each_part, for_each_table
     from rekey.declaration.targets import Index, Target
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Migration",
     "RowKind",
     "Target",
+    "for_each_part",
     "for_each_table",
     "keys",
     "props",
@@ -45,6 +46,7 @@ _MODULES = {
     "Migration": "rekey.declaration.migration",
     "RowKind": "rekey.declaration.kinds",
     "Target": "rekey.declaration.targets",
+    "for_each_part": "rekey.declaration.migration",
     "for_each_table": "rekey.declaration.migration",
 }
 

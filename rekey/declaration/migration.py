@@ -51,6 +51,7 @@ FORMAT = "rekey/declaration/v1"
 # The name under which a script declares several migrations.
 MANY = "migrations"
 _NAME_THEM = 'name the tables, ["OrdersDE", "OrdersFR"]; `rekey new NAME --each "Orders*"` finds them'
+_PART = re.compile(r"[0-9A-Za-z]{1,60}")
 _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
 _OMIT_DEFAULT = json_field(omit_default=True)
 
@@ -472,15 +473,43 @@ def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> d
     """
     names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
     refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
-    migrations: dict[str, Migration] = {}
-    for name in names:
-        migration = make(name)
-        need(MANY, migration, Migration, "is no Migration", cure="let the function return Migration(…)")
+    migrations = _for_each(names, make)
+    for name, migration in migrations.items():
         problem = f"the migration for {name} has the source {migration.source}"
         refuse_if(migration.source != name, MANY, problem, cure="write source=name in it")
+    return migrations
+
+
+def for_each_part(parts: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
+    """Return a migration for each part of a table, for the name `migrations` in a script: one table becomes
+    several. Each has its own digest, and the id `script_id-part`.
+
+    Args:
+        parts: names of the parts: letters and digits.
+        make: returns the migration of a part, with `where=`.
+
+    Raises:
+        InvalidDeclaration: no part is named, one is named twice, or a migration has no `where`.
+    """
+    cure = 'name the parts, ["202401", "202402"]: letters and digits'
+    names = need_list(MANY, parts, str, "names of parts", cure=cure)
+    refuse_if(not names, MANY, "no part is named", cure=cure)
+    for name in names:
+        refuse_if(not _PART.fullmatch(name), MANY, f"{name!r} is no name of a part", cure=cure)
+    migrations = _for_each(names, make)
+    for name, migration in migrations.items():
+        cure = "write where=rows.partition_key(…) in it"
+        refuse_if(migration.where is None, MANY, f"the migration for {name} is of the whole table", cure=cure)
+    return migrations
+
+
+def _for_each(names: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
+    migrations: dict[str, Migration] = {}
+    for name in names:
         twice = name.lower() in map(str.lower, migrations)
-        refuse_if(twice, MANY, f"{name} is named twice", cure="name every table once")
-        migrations[name] = migration
+        refuse_if(twice, MANY, f"{name} is named twice", cure="name each once")
+        cure = "let the function return Migration(…)"
+        migrations[name] = need(MANY, make(name), Migration, "is no Migration", cure=cure)
     return migrations
 
 

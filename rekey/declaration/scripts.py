@@ -186,7 +186,9 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
             isinstance(entry, Migration) for entry in several.values()
         )
         cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
-        refuse_if(not are_migrations, MANY, "it is not what for_each_table returns", cure=cure)
+        refuse_if(
+            not are_migrations, MANY, "it is not what for_each_table or for_each_part returns", cure=cure
+        )
         if is_kept:
             script_id = wanted.rpartition("-")[0]
             path = path.with_name(f"{script_id}.py")
@@ -477,7 +479,7 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
         if other.migration.capture != migration.capture:
             problem = f"{other.script_id} of the group {group} has capture={other.migration.capture!r}"
             cure = "give both the same capture, or another group"
-        elif same != script_id:
+        elif same != script_id and not (migration.where and scripts[same].migration.where):
             problem = f"{same} of the group {group} has the source {migration.source} too"
             cure = "a table can move to one target at a time: give one of them another group"
         elif builds_on:

@@ -111,6 +111,20 @@ def invoices(count: int, *, seed: int = 0) -> Iterator[Row]:
         yield {**key, **_datetime("IssuedAt", lot), "Total": lot.randrange(1_000)}
 
 
+def logs(count: int, *, seed: int = 0) -> Iterator[Row]:
+    """Yield rows of the table `Logs`: a day of the first four months of 2024 in the PartitionKey."""
+    for number in range(count):
+        lot = _lot(seed, number)
+        day = f"2024-{lot.randrange(1, 5):02d}-{lot.randrange(1, 29):02d}"
+        service = f"service-{lot.randrange(20):02d}"
+        yield {
+            PARTITION_KEY: day,
+            ROW_KEY: f"{lot.getrandbits(64):016x}",
+            "Service": service,
+            "Level": lot.randrange(6),
+        }
+
+
 Generator = Callable[..., Iterator[Row]]
 GENERATORS: dict[str, Generator] = {
     "Users": users,
@@ -121,6 +135,7 @@ GENERATORS: dict[str, Generator] = {
     "Orders": orders,
     "OrdersDE": orders,
     "OrdersFR": orders,
+    "Logs": logs,
     "Invoices": invoices,
 }
 """Generators by the source table of the worked example they suit."""

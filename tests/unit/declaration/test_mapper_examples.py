@@ -29,6 +29,9 @@ DIGESTS = {
     "0007_invoices_of_a_tenant": "2e388980f352e1e931d6fd8b9a6cc33ba42f4bea0e3ad2a93e10e2360ecb5f2f",
     "0008_orders_of_regions-OrdersDE": "3640784f57cadade479211a08f43f4c90e93dd9b3a98794cb9dc357656419d59",
     "0008_orders_of_regions-OrdersFR": "3243d441fd54070637b822c57b77d5d5ea4e83befc8b81a656c47440d04d1fe7",
+    "0009_logs_by_month-202401": "47de907375f588bab88ee8a0753e0dd9ec76b03ffdf88cc66f0230a25535103f",
+    "0009_logs_by_month-202402": "ae98d0a92d75e14cb3e3b8ec1cf825c393a3456b8ad51e7fee7416f37b8a0756",
+    "0009_logs_by_month-202403": "3a581fa5f0602f3db309ef777fd7e2e3dfc17a4a29aac59cfa8db7b41c9c9dc5",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -196,6 +199,15 @@ def test_an_order_joins_those_of_all_regions_under_its_region(scripts: dict[str,
         [main] = made.map(row)
         assert main.row == {**row, "PartitionKey": f"{region}_c-1042", "Customer": "c-1042"}
         comes_back(made, row)
+
+
+def test_a_line_goes_to_the_table_of_its_month(scripts: dict[str, Declared]) -> None:
+    row = {"PartitionKey": "2024-02-29", "RowKey": "17", "Service": "web"}
+    made = mapper(scripts, "0009_logs_by_month-202402")
+    [main] = made.map(row)
+    assert main.row == {**row, "PartitionKey": "web_2024-02-29", "Day": "2024-02-29"}
+    comes_back(made, row)
+    assert not scripts["0009_logs_by_month-202401"].migration.has(key_of(row))
 
 
 def reading(moment: str, sequence: int, **properties: Any) -> Row:
