@@ -33,13 +33,20 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     """
     if problem := table_name_problem(table, qualified=True):
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
-    inspection, facts = shell.do(_inspect(shell, table, exact, show_keys))
+    inspection, facts = inspected(shell, table, exact=exact, show_keys=show_keys)
     advice = advise(facts)
     document = {**inspection.as_json(), "advice": [item.as_json() for item in advice]}
     text = inspection_text(inspection)
     if advice:
         text += "\n" + "\n".join(advice_lines(advice, with_today=True)) + "\n"
     return shell.emit(document, text)
+
+
+def inspected(
+    shell: Shell, table: str, *, exact: bool = False, show_keys: bool = False
+) -> tuple[Inspection, Facts]:
+    """Inspect a table of the project. A table that is not there is refused (`no-such-table`)."""
+    return shell.do(_inspect(shell, table, exact, show_keys))
 
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import click
 
+from rekey.cli.inspect import inspected
+from rekey.cli.new_kinds import kinds_of
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import DeclarationError, ExitCode, reason_of
+from rekey.inspect.report import Inspection
 from rekey.present.text import counted
 from rekey.project.config import Config, load_config
 from rekey.runner.refusals import refusal
@@ -23,7 +26,8 @@ _DIGITS = 4
 
 @command(
     "new",
-    example="rekey new users_opaque_ids --source Users --target UsersV2\nrekey new orders --each 'Orders*'",
+    example="rekey new users_opaque_ids --source Users --target UsersV2\nrekey new orders --each 'Orders*'\n"
+    "rekey new accounts --from-inspect AspNetUsers",
 )
 @click.argument("name")
 @click.option("--source", metavar="TABLE", help="The source table; by default it is named after NAME.")
@@ -34,6 +38,11 @@ _DIGITS = 4
     metavar="PATTERN",
     help="One script for all tables there are now with such a name, as a group; * stands for any characters.",
 )
+@click.option(
+    "--from-inspect",
+    metavar="TABLE",
+    help="The source table: the script has the kinds of rows that `rekey inspect` sees in it.",
+)
 def new(
     shell: Shell,
     name: str,
@@ -41,6 +50,7 @@ def new(
     target: str | None,
     depends: tuple[str, ...],
     each: str | None,
+    from_inspect: str | None,
 ) -> ExitCode:
     """Write the next migration script from a template.
 
@@ -51,6 +61,9 @@ def new(
         raise click.UsageError(f"{name!r} is no name for a script: {form}")
     if each is not None and (source or target):
         raise click.UsageError("--each names sources and targets: leave --source and --target out")
+    if from_inspect is not None and (source or each is not None):
+        raise click.UsageError("--from-inspect names the source: leave --source and --each out")
+    source = from_inspect or source
     # `user_mails` gives `UserMails`.
     words = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", name))
     from_table = source or (words if len(words) > 2 else f"{words}Table")[:61]
@@ -62,12 +75,15 @@ def new(
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")
     config = load_config(shell.config.path)
     folder, parts = config.migrations, _ONE
+    template = Path(__file__).with_name("new_script.txt")
+    inspection = None if from_inspect is None else inspected(shell, from_inspect)[0]
+    if inspection is not None and inspection.kinds:
+        template, parts = template.with_name("new_kinds.txt"), _parts_of(inspection)
     if each is not None:
         tables = shell.do(_matching_tables(shell, config, each))
         from_table, listed = "these tables", "".join(f'    "{table}",\n' for table in tables)
         begin, end = f"TABLES = [\n{listed}]\n\n{_MANY['begin']}", f'    group="{name}",\n))\n'
         parts = _MANY | {"begin": begin, "end": end}
-    template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
         needed = sorted({_resolve(depend, before) for depend in depends})
@@ -78,7 +94,7 @@ def new(
         with path.open("x", encoding="utf-8") as file:
             listed = "{" + ", ".join(f'"{script_id}"' for script_id in needed) + "}" if needed else "set()"
             names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
-            file.write(template.format(depends=listed, **{**names, **parts}))
+            file.write(template.read_text("utf-8").format(depends=listed, **{**names, **parts}))
     except OSError as error:
         raise refusal("new-not-written", folder=folder, reason=reason_of(error)) from None
     try:
@@ -89,8 +105,11 @@ def new(
             raise
         # Another script is wrong, independently of this one: `plan` reports it.
     following = shell.command(f"plan {script_id}" if each is None else f"plan --group {name}")
-    text = f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}"
-    return shell.emit({"script_id": script_id, "path": str(path), "next": following}, text)
+    kinds = [kind.name for kind in inspection.kinds] if inspection is not None else []
+    seen = f"It has {counted(len(kinds), 'kind')} of rows: {', '.join(kinds)}.\n\n" if kinds else ""
+    text = f"{path}\n\n{seen}Next: say in it what the keys become, then see what would happen:\n  {following}"
+    document = {"script_id": script_id, "path": str(path), "next": following}
+    return shell.emit(document | ({} if inspection is None else {"kinds": kinds}), text)
 
 
 _ONE = {"imported": "", "begin": "migration = ", "end": ")\n"}
@@ -102,6 +121,13 @@ _MANY = {
     "from_table": "name",
     "to_table": 'f"{name}V2"',
 }
+
+
+def _parts_of(inspection: Inspection) -> dict[str, str]:
+    """Return the parts of the template for a table with several kinds of rows."""
+    read = counted(inspection.rows_read, "row")
+    basis = f"all {read}" if inspection.exact else f"a sample of {read}"
+    return {"kinds": kinds_of(inspection), "basis": basis}
 
 
 async def _matching_tables(shell: Shell, config: Config, pattern: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from rekey.core.edm import edm_type
 from rekey.core.limits import MAX_KEY_UNITS, entity_bytes, utf16_units
 from rekey.core.plain import json_field
+from rekey.inspect.kinds import KindCounts
 from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.shapes import Shape, shapes_in
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
@@ -170,6 +171,7 @@ class TableProfile(RowCounts):
         self.partition_order = Signs()
         self.row_order = Signs()
         self.schemas = Schemas()
+        self.kinds = KindCounts()
         # For each page of a sample: rows, and RowKeys by shape.
         self.pages: list[tuple[int, Counter[Shape]]] = []
         self._gaps = gaps
@@ -189,10 +191,12 @@ class TableProfile(RowCounts):
         before = Counter(self.row_keys.shapes) if len(self.pages) < _MOST_PAGES else None
         for partition in self.partitions.add(row[PARTITION_KEY] for row in rows):
             self.partition_keys.add(partition)
+            self.kinds.add_partition(partition)
         for row in rows:
             names = property_names(row)
             self.count(row, names)
             self.schemas.add(row, names)
+            self.kinds.add(row, names)
             partition, stamp, last = row[PARTITION_KEY], row.get(TIMESTAMP, ""), self._last
             if last is not None and last[PARTITION_KEY] == partition:
                 self.row_order.add(last.get(TIMESTAMP, ""), stamp)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from rekey.inspect.kinds import SeenKind
 from rekey.inspect.profile import Order
 from rekey.inspect.report import Inspection, KeyReport
 from rekey.present.text import KEYS_ARE_SHOWN, counted, field, report, size, underlined, wrapped
@@ -44,6 +45,8 @@ def _lines(inspection: Inspection) -> Iterator[str]:
         yield from ("", *_key("PartitionKey", inspection.partition_key, "partitions"))
         yield from ("", *_key("RowKey", inspection.row_key, "rows"))
         yield from ("", *_properties(inspection))
+    if inspection.kinds:
+        yield from ("", *_kinds(inspection))
 
 
 def _partitions(inspection: Inspection) -> Iterator[str]:
@@ -108,3 +111,25 @@ def _properties(inspection: Inspection) -> Iterator[str]:
     if len(inspection.properties) > _PROPERTIES_SHOWN:
         more = counted(len(inspection.properties) - _PROPERTIES_SHOWN, "more property", "more properties")
         yield from _field("", f"and {more}")
+
+
+def _kinds(inspection: Inspection) -> Iterator[str]:
+    kinds = counted(len(inspection.kinds), "kind seems to be there", "kinds seem to be there")
+    yield from _field("kinds of rows", f"{kinds}, by beginnings of keys and by properties")
+    for kind in inspection.kinds:
+        rows = f"{kind.rows / inspection.rows_read:.1%} of {'rows' if inspection.exact else 'the rows read'}"
+        yield from _field(f"  {kind.name}", f"{seen_by(kind)}, {rows}")
+    table = inspection.inventory.table
+    yield from _field("", f"`rekey new NAME --from-inspect {table}` writes a script with a kind for each")
+
+
+def seen_by(kind: SeenKind) -> str:
+    """Return what the rows of a kind have in common."""
+    parts = []
+    if kind.partition_prefix:
+        parts.append(f"PartitionKey begins with {kind.partition_prefix}")
+    if kind.row_prefix:
+        parts.append(f"RowKey begins with {kind.row_prefix}")
+    if kind.has_property:
+        parts.append(f"rows have {kind.has_property}")
+    return " and ".join(parts) or "all other rows"

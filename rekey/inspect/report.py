@@ -10,6 +10,7 @@ from typing import Any
 from rekey.core.plain import exclude, json_field, members
 from rekey.core.safe_ids import SafeIds
 from rekey.inspect.inventory import Inventory
+from rekey.inspect.kinds import SeenKind
 from rekey.inspect.partitions import CLASS_NAMES, Large
 from rekey.inspect.profile import MARKS, KeyColumn, Lengths, Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
@@ -107,6 +108,8 @@ class Inspection:
     schemas: tuple[int, ...]
     # Whether each schema was counted separately.
     schemas_complete: bool
+    # Kinds of rows that the rows read show, in the order in which a script tries them; none for one kind.
+    kinds: tuple[SeenKind, ...]
     # Whether partitions are named by key, for the operator only.
     shows_keys: bool = field(metadata=exclude)
 
@@ -184,6 +187,7 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
         varying=tuple(use.name for use in properties if len(use.types) > 1),
         schemas=profile.schemas.rows,
         schemas_complete=profile.schemas.complete,
+        kinds=profile.kinds.kinds,
         shows_keys=show_keys,
     )
 

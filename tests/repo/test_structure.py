@@ -65,6 +65,7 @@ PURE = {
     "evidence.merkle",
     "evidence.note",
     "evidence.statement",
+    "inspect.kinds",
     "inspect.partitions",
     "inspect.profile",
     "inspect.render",
