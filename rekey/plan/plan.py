@@ -236,7 +236,7 @@ def _with_rows(
     estimated = estimate(work, options.limits, retention_s=gates.retention_s, prices=options.prices)
     problems = [
         *row_problems(inventory, mapping, subject.ids_hold, absent),
-        *time_problems(estimated, gates.verification_max_age_s),
+        *time_problems(estimated, gates),
     ]
     plan = replace(plan, problems=ordered([*plan.problems, *problems]), mapping=mapping, estimate=estimated)
     if not sum(counts.source_rows):

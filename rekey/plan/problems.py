@@ -20,6 +20,7 @@ from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, T
 from rekey.plan.estimate import RECONCILE
 from rekey.plan.result import Estimate, MappingResult, Problem, TableState
 from rekey.present.text import counted, duration
+from rekey.project.config import LEAST_MAX_AGE_S, Gates
 
 # The entries `severity`, `message` and `cure` of all problems, by code.
 TEXTS = catalogue(Path(__file__).with_name("problems.toml"))
@@ -199,15 +200,17 @@ def row_problems(
         yield _problem(code, fill.rows, fill=fill, least=-(-fill.table_rows // 100))
 
 
-def time_problems(estimated: Estimate, max_age_s: float) -> Iterator[Problem]:
-    """Yield the problem that a comparison of everything takes longer than it counts. `max_age_s`: for how
-    many seconds it does."""
+def time_problems(estimated: Estimate, gates: Gates) -> Iterator[Problem]:
+    """Yield the problem that a comparison of everything takes longer than it counts, or that it counts for
+    longer than usual because of what it takes."""
     [takes_s] = [each.at_limits_s for each in estimated.durations if each.phase == RECONCILE]
+    max_age_s = gates.max_age_s(takes_s)
+    values = {"takes": duration(takes_s), "age": duration(max_age_s)}
     if takes_s > max_age_s:
         asked = f"{math.ceil(2 * takes_s / 3600)}h"
-        yield _problem(
-            "comparison-outlasts-its-age", takes=duration(takes_s), age=duration(max_age_s), asked=asked
-        )
+        yield _problem("comparison-outlasts-its-age", **values, asked=asked)
+    elif gates.verification_max_age_s is None and max_age_s > LEAST_MAX_AGE_S:
+        yield _problem("comparison-counts-longer", **values)
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -41,6 +41,8 @@ _PASTED_CHARACTERS = 24
 _SERVICE_S = 30
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
+# How old a full verification may be at cutover, at least, where the project does not say.
+LEAST_MAX_AGE_S = 24 * 3600.0
 _LEAST_SLICE_S = 1.0
 _LEAST_LEASE_S = 2.0
 S = TypeVar("S", bound="Serve")
@@ -118,12 +120,19 @@ class Limits:
 class Gates:
     """Times that the gates use, in seconds."""
 
-    verification_max_age_s: Seconds = 24 * 3600
+    # None: `max_age_s` follows what the verification took.
+    verification_max_age_s: Seconds | None = None
     retention_s: Seconds = 30 * 86400
     margin_s: Seconds = 60
     clients_timeout_s: Seconds = 120
     freeze_timeout_s: Seconds = 60
     mapping_retention_s: Seconds = 400 * 86400
+
+    def max_age_s(self, took_s: float) -> float:
+        """Return for how many seconds a full verification that took `took_s` opens the gate of cutover."""
+        if self.verification_max_age_s is not None:
+            return self.verification_max_age_s
+        return max(LEAST_MAX_AGE_S, 2 * took_s)
 
 
 @dataclass(frozen=True, slots=True)

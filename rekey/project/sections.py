@@ -211,6 +211,7 @@ Reader: TypeAlias = Callable[[Section, str], Any]
 
 _READERS: dict[Any, Reader] = {
     Seconds: Section.duration,
+    Seconds | None: Section.duration,
     Bytes: Section.size,
     int: Section.count,
     int | None: Section.count,

@@ -25,7 +25,7 @@ from rekey.runner.steering import Proceed
 from rekey.runner.stop import expected_stop_s, keep, measured
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
-from rekey.status.facts import FOLLOWING
+from rekey.status.facts import FOLLOWING, took_s
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
@@ -211,10 +211,10 @@ async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
     close the gate and are reported; they do not end the following. Rows deleted in the source go with it, as
     passes do not see them."""
     config = run.config
-    every_s = min(config.follow.compare_every_s, config.gates.verification_max_age_s / 2)
     while True:
         last = run.state.latest_verification(run.script_id)
         if last is not None and not at_once and run.state.stored_digests(run.script_id) is None:
+            every_s = min(config.follow.compare_every_s, config.gates.max_age_s(took_s(last)) / 2)
             since_s = (run.clock.ticks() - ticks_of(last.started_at)) / TICKS_PER_SECOND
             await first_of(over, run.clock.sleep(max(0.0, every_s - since_s)))
         if over.is_set():

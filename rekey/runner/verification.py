@@ -38,6 +38,9 @@ from rekey.status.facts import (
     VERIFIED_UNDER,
     change_covered,
     is_unfollowed,
+    planned_s,
+    seconds_read,
+    took_s,
     verification_problem,
 )
 from rekey.status.notes import note
@@ -277,8 +280,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
             return None
         work = Partial.from_state(stored.digests, targets=len(run.targets))
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
-        # An older verification opens no gate in any case.
-        if stored.basis == basis and age < run.config.gates.verification_max_age_s:
+        if stored.basis == basis and age < _resumable_s(run, work):
             values = {"begun_at": stored.begun_at, "rows": f"{_rows_read(work):,}"}
             note(run.progress, "verification-resumed", {"script": run.script_id, **values})
             return work
@@ -287,6 +289,16 @@ def _resumed(run: Run, basis: str) -> Partial | None:
     run.state.keep_digests(run.script_id, None)
     note(run.progress, "verification-anew", {"script": run.script_id})
     return None
+
+
+def _resumable_s(run: Run, work: Partial) -> float:
+    """Return how many seconds after its begin a comparison may be resumed: the age at which it would open no
+    gate, by what the last one took, else by the plan; and by its own work so far, which may exceed both."""
+    last = run.state.latest_verification(run.script_id)
+    plan = run.state.get_fact(run.script_id, PLAN_FACT)
+    expected_s = planned_s(plan) if last is None else took_s(last)
+    readings = ((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
+    return run.config.gates.max_age_s(max(expected_s, seconds_read(readings)))
 
 
 def _rows_read(work: Partial) -> int:
@@ -391,7 +403,7 @@ def closed_by_verification(run: Run, control: ControlRow, *, completed_after: in
         last,
         facts,
         now=run.clock.ticks(),
-        max_age_s=run.config.gates.verification_max_age_s,
+        gates=run.config.gates,
         control=control,
         writers_stopped=run.options.writers_stopped or completed_after is not None,
     )

@@ -350,7 +350,7 @@ def verification_problem(
     facts: Mapping[str, str],
     *,
     now: int,
-    max_age_s: float,
+    gates: Gates,
     control: ControlRow | None,
     writers_stopped: bool = False,
 ) -> str:
@@ -360,7 +360,7 @@ def verification_problem(
         last: the last full verification.
         facts: small facts of the state file.
         now: ticks of the service's clock, by which verifications are timed.
-        max_age_s: how old the verification may be, in seconds.
+        gates: how old the verification may be.
         control: the control row; None where it is gone or not known.
         writers_stopped: the operator confirmed that no application writes: no client needed to be registered.
     """
@@ -378,9 +378,36 @@ def verification_problem(
         return reason("client-given-up", until=late_until)
     if is_unfollowed(last, facts) and not writers_stopped:
         return reason("verified-unfollowed")
-    if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
+    if now - ticks_of(last.finished_at) > gates.max_age_s(took_s(last)) * TICKS_PER_SECOND:
         return reason("verification-too-old", at=last.finished_at)
     return ""
+
+
+def took_s(last: Verification) -> float:
+    """Return the seconds a full verification worked; 0.0 for a record that does not say."""
+    readings = [(read["sitting"], read["begun_at"], read["ended_at"]) for read in last.report.get("read", ())]
+    if not readings:
+        return 0.0
+    return seconds_read([*readings, (max(readings)[0], last.finished_at, last.finished_at)])
+
+
+def seconds_read(readings: Iterable[tuple[int, str, str]]) -> float:
+    """Return the seconds from first to last row of each sitting, added up; between sittings no time counts.
+    `readings`: sitting, begin and end of each."""
+    sittings: dict[int, list[int]] = {}
+    for sitting, *times in readings:
+        sittings.setdefault(sitting, []).extend(map(ticks_of, times))
+    return sum(max(times) - min(times) for times in sittings.values()) / TICKS_PER_SECOND
+
+
+def planned_s(plan: str | None) -> float:
+    """Return the seconds that a full verification is expected to take by a stored plan; 0.0: unknown."""
+    try:
+        [migration] = json.loads(plan or "")["plan"]["migrations"]
+        durations = {each["phase"]: each["at_limits_s"] for each in migration["estimate"]["durations"]}
+        return float(durations[Phase.RECONCILE])
+    except (ValueError, KeyError, TypeError):
+        return 0.0
 
 
 def change_covered(last: Verification | None, facts: Mapping[str, str]) -> str:

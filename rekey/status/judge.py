@@ -23,7 +23,7 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
-from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
+from rekey.status.facts import ESTIMATED_ROWS, Facts, took_s, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, Overhead, apart, requests_in
 
@@ -162,6 +162,12 @@ class Status:
     progress: Progress
 
     @property
+    def verification_max_age_s(self) -> float | None:
+        """How old the last full verification may be at cutover."""
+        last = self.facts.state.verification
+        return None if last is None else self.facts.gates.max_age_s(took_s(last))
+
+    @property
     def next(self) -> dict[str, str]:
         """The next command and its remark, as a JSON object."""
         command = self.verdict.command
@@ -187,6 +193,7 @@ class Status:
             else {
                 "finished_at": last.finished_at,
                 "age_s": self.verification_age_s,
+                "max_age_s": self.verification_max_age_s,
                 "divergences": last.divergences,
                 "rows_source": last.rows_source,
                 "rows_target": last.rows_target,
@@ -222,9 +229,8 @@ class Status:
 def judge(facts: Facts) -> Status:
     """Return the status of a migration, for people and as JSON; it holds no key."""
     last, retention = facts.state.verification, facts.retention_ends_at
-    max_age_s = facts.gates.verification_max_age_s
     closed = verification_problem(
-        last, facts.state.facts, now=facts.now, max_age_s=max_age_s, control=facts.store.control
+        last, facts.state.facts, now=facts.now, gates=facts.gates, control=facts.store.control
     )
     counted = Counter[str](facts.store.ended)
     for row in facts.store.clients:

@@ -11,6 +11,7 @@ from rekey.core.plain import plain
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.present.text import LABEL, counted, differing, duration, labelled, moment, wrapped
+from rekey.project.config import LEAST_MAX_AGE_S
 from rekey.protocol.registry import Standing
 from rekey.status.facts import Abandoned, Facts
 from rekey.status.judge import Client, Status
@@ -87,11 +88,14 @@ def _copied(status: Status, verbose: bool) -> _Fields:
         if verbose:
             text += f"; {copied.segments_done} of {counted(copied.segments, 'segment')} done"
         yield "copied", text
-    if last is not None and status.verification_age_s is not None:
+    age_s, max_age_s = status.verification_age_s, status.verification_max_age_s
+    if last is not None and age_s is not None and max_age_s is not None:
         text = f"{differing(last.divergences)}, {counted(last.rows_source, 'source row')} compared,"
-        text += f" {moment(last.finished_at)}, {duration(status.verification_age_s)} ago"
+        text += f" {moment(last.finished_at)}, {duration(age_s)} ago"
         if not status.verification_closes:
-            text += f"; good for cutover for {duration(status.facts.gates.verification_max_age_s)}"
+            text += f"; good for cutover for {duration(max_age_s)}"
+            is_set = status.facts.gates.verification_max_age_s is not None
+            text += "" if is_set or max_age_s <= LEAST_MAX_AGE_S else ", twice what it took"
         yield "verified", text
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -211,7 +212,7 @@ class FreezeWorld(LateWorld):
         found.pool, found.state, found.targets = None, self.file, found.propagator.targets
         found.mapper, found.ids, found.reverse = self.mapper, self.mapping.rows.ids, None
         found.config.limits = SimpleNamespace(concurrency=1, scans=1)
-        found.config.gates.verification_max_age_s = ALL_S
+        found.config.gates = replace(found.config.gates, verification_max_age_s=ALL_S)
         found.config.targets = None
         found.window, found.by_workers = WINDOW, None
         found.copier = found.copier.__class__(found.propagator, 1, Throttle())

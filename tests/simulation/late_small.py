@@ -47,7 +47,7 @@ from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import PARTITION_KEY, ROW_KEY, Row, key_of
 from rekey.phases import ControlPhase
-from rekey.project.config import Config, Limits
+from rekey.project.config import Config, Gates, Limits
 from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.runner import clients, workers
@@ -291,7 +291,7 @@ class LateWorld(DeltaWorld):
         propagator = self.propagator()
         config = SimpleNamespace(
             path=Path("rekey.toml"), endpoints="here",
-            gates=SimpleNamespace(margin_s=LONGEST_S),
+            gates=Gates(margin_s=LONGEST_S),
             limits=LIMITS, rates=LIMITS,
             executor=SimpleNamespace(slice_s=SLICE_S),
         )  # fmt: skip

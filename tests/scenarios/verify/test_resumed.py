@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -18,6 +19,8 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
+from rekey.state.models import PLAN_FACT
+from rekey.state.store import State
 from rekey.verify import first_pass
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
@@ -60,14 +63,16 @@ def digests(report: FullReport) -> list[str]:
     return [report.source_digest, str(report.source_rows), *(text for one in told for text in one)]
 
 
-def cut_off(project: Project, monkeypatch: pytest.MonkeyPatch, pages: int = 2) -> None:
-    """Stop a verification after some pages of a few rows."""
+def cut_off(project: Project, monkeypatch: pytest.MonkeyPatch, pages: int = 2, page_s: float = 0.0) -> None:
+    """Stop a verification after some pages of a few rows; each takes `page_s`."""
     stop, left = StopFlag(), pages
 
     async def gate(call: Call) -> None:
         nonlocal left
         if call.action == "page" and call.table in ("Users", "UsersV2"):
             left -= 1
+            if page_s:
+                await project.clock.sleep(page_s)
             if left < 0:
                 stop.request()
 
@@ -174,6 +179,32 @@ def test_it_resumes_behind_what_was_read(project: Project, monkeypatch: pytest.M
     said = render(report, "0001_users")
     assert "sitting  table" in said and "sitting" not in render(whole, "0001_users")
     assert not report.findings
+
+
+@pytest.mark.parametrize(
+    ("page_s", "pause_h", "resumes"),
+    [(0, 23, True), (0, 25, False), (72_000, 25, True), (72_000, 1000, False)],
+)
+def test_a_verification_may_pause_for_a_day_or_for_as_long_as_it_worked(
+    project: Project, monkeypatch: pytest.MonkeyPatch, page_s: float, pause_h: float, resumes: bool
+) -> None:
+    cut_off(project, monkeypatch, pages=12, page_s=page_s)
+    project.clock.advance(pause_h * 3600)
+    assert len({read.sitting for read in verify(project).read}) == (2 if resumes else 1)
+
+
+def test_a_first_verification_may_pause_for_as_long_as_the_plan_expects_it_to_work(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with project.session() as session:
+        plan = json.loads(session.state.get_fact("0001_users", PLAN_FACT) or "")
+        for phase in plan["plan"]["migrations"][0]["estimate"]["durations"]:
+            phase["at_limits_s"] = 100 * 3600
+        session.state.set_fact("0001_users", PLAN_FACT, json.dumps(plan))
+    monkeypatch.setattr(State, "latest_verification", lambda *_: None)
+    cut_off(project, monkeypatch, pages=6)
+    project.clock.advance(150 * 3600)
+    assert len({read.sitting for read in verify(project).read}) == 2
 
 
 def test_changing_rows_are_no_findings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from rekey.plan.result import (
     TableFill,
     TableState,
 )
-from rekey.project.config import Limits
+from rekey.project.config import Gates, Limits
 from tests.worlds.plans import FINGERPRINTS, declared
 from tests.worlds.small import POSTS, USERS
 
@@ -234,10 +234,24 @@ def test_errors_come_first() -> None:
     assert ordered([note, error]) == (error, note)
 
 
-@pytest.mark.parametrize(("rows", "told"), [(10**8, False), (10**9, True)])
-def test_a_comparison_that_outlasts_its_age_is_told(rows: int, told: bool) -> None:
+OUTLASTS, LONGER = "comparison-outlasts-its-age", "comparison-counts-longer"
+
+
+@pytest.mark.parametrize(
+    ("rows", "max_age_s", "severities"),
+    [
+        (10**8, 86_400, {}),
+        (10**9, 86_400, {OUTLASTS: Severity.WARNING}),
+        (10**8, None, {}),
+        (10**9, None, {LONGER: Severity.NOTE}),
+        (10**9, 200_000, {}),
+    ],
+)
+def test_plan_says_when_a_comparison_outlasts_its_age_or_counts_for_longer_than_a_day(
+    rows: int, max_age_s: float | None, severities: dict[str, Severity]
+) -> None:
     fill = TableFill("T", rows, rows, rows // 100, True, 100, 0.0)
     work = Workload(rows, 1, Batches(rows // 100, 0, rows), [fill], follows=False)
-    problems = list(time_problems(estimate(work, Limits()), max_age_s=86_400.0))
-    assert found(problems) == ({"comparison-outlasts-its-age": Severity.WARNING} if told else {})
-    assert not told or "[gates]" in problems[0].cure
+    problems = list(time_problems(estimate(work, Limits()), Gates(verification_max_age_s=max_age_s)))
+    assert found(problems) == severities
+    assert not severities or "verification_max_age" in problems[0].cure

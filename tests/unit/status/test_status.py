@@ -376,6 +376,40 @@ def test_what_matters_comes_first_and_what_is_internal_only_where_it_is_asked_fo
     assert "follows (epoch 3)" in " ".join(" ".join(everybody).split())
 
 
+def worked(*sittings: tuple[str, str]) -> Verification:
+    """Return a verification of these sittings, which ended with the last of them."""
+    read = [
+        {"table": "Users", "sitting": number, "begun_at": begin, "ended_at": end, "rows": 10}
+        for number, (begin, end) in enumerate(sittings, 1)
+    ]
+    return replace(verified(at=sittings[-1][1]), started_at=sittings[0][0], report={"read": read})
+
+
+TWO_DAYS = ("2023-12-27T00:00:00Z", "2023-12-29T00:00:00Z")  # and over since three and four days
+
+
+@pytest.mark.parametrize(
+    ("verification", "max_age_s", "opens"),
+    [
+        (worked(TWO_DAYS), None, True),
+        (worked(TWO_DAYS), 24 * 3600, False),
+        (worked((TWO_DAYS[0], "2023-12-27T01:00:00Z"), ("2023-12-28T23:00:00Z", TWO_DAYS[1])), None, False),
+        (worked(("2023-12-29T00:00:00Z", "2023-12-31T23:00:00Z")), 3600, False),
+        (worked(("2024-01-01T23:00:00Z", "2024-01-01T23:10:00Z")), None, True),
+    ],
+    ids=["two days", "the age is set", "cut off for most of two days", "the age is set short", "minutes"],
+)
+def test_a_verification_counts_for_a_day_or_twice_what_it_worked_unless_the_age_is_set(
+    verification: Verification, max_age_s: float | None, opens: bool
+) -> None:
+    known = facts(
+        D, Phase.RECONCILE, verification=verification, gates=Gates(verification_max_age_s=max_age_s)
+    )
+    assert (not judge(known).verification_closes) is opens
+    text = " ".join(told(known).split())
+    assert ("twice what it took" in text) is (opens and verification.started_at == TWO_DAYS[0])
+
+
 def test_one_row_is_not_told_as_many() -> None:
     known = facts(
         D,
