@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
@@ -31,7 +32,7 @@ LOOKUPS_A_TARGET_ROW = 4
 
 
 class Drawn(NamedTuple):
-    """Keys drawn from one table, and how many rows the table had."""
+    """Keys drawn from one table, and from how many."""
 
     keys: list[EntityKey]
     population: int
@@ -65,18 +66,22 @@ async def sample(
     if not always and all(page.full for page in pages.values()):
         return None  # pages of whole rows hold as many as pages of keys: the scan of keys alone costs as much
     drawn: dict[int, Drawn] = {}
+    rows = Counter[int]()  # how many were read of each table
 
     async def draw_from(table: int) -> None:
         generator = random.Random(f"{seed}:{ctx.label(table)}")  # noqa: S311 repeatable on purpose, guards no secret
-        drawn[table] = await reservoir(_keys(ctx, table), n, generator)
+        drawn[table] = await reservoir(_keys(ctx, table, rows), n, generator)
 
     await for_each(ctx.numbers, draw_from, limit=ctx.reads.concurrency)
-    rows = {table: table_drawn.population for table, table_drawn in drawn.items()}
-    full = sum(_requests(rows[table], page.bytes / max(1, len(page.rows))) for table, page in pages.items())
+    row_bytes = {table: page.bytes / max(1, len(page.rows)) for table, page in pages.items()}
+    full = sum(_requests(rows[table], row_bytes[table]) for table in ctx.numbers)
     lookups = _lookups(drawn)
     if lookups > full and not always:
         return None
-    asked = sum(1 + _requests(count, 0.0) for count in rows.values()) + lookups
+    scanned = (
+        _requests(rows[table], row_bytes[table] if _reads_whole(ctx, table) else 0.0) for table in ctx.numbers
+    )
+    asked = sum(1 + requests for requests in scanned) + lookups
     say(
         f"the sample asks for at most {counted(asked, 'request')}, and more where rows differ; a full"
         f" verification asks for about {full:,}"
@@ -151,12 +156,23 @@ def _skip(weight: float, n: int, position: int, generator: random.Random) -> tup
     return weight, position + math.floor(gap) + 1
 
 
-async def _keys(ctx: ReconcileContext, table: int) -> AsyncIterator[EntityKey]:
-    async for page in ctx.table(table).scan(select=(PARTITION_KEY,)):
+def _reads_whole(ctx: ReconcileContext, table: int) -> bool:
+    """Tell whether whole rows of a table are read to draw from it: keys do not tell which are not
+    migrated."""
+    return table == SOURCE and ctx.mapper.drops
+
+
+async def _keys(ctx: ReconcileContext, table: int, rows: Counter[int]) -> AsyncIterator[EntityKey]:
+    """Yield the keys of a table's rows, of the source those that are migrated: with all, a sample of few
+    that are would prove nothing about them. Counts the rows that are read in `rows`."""
+    reads_whole = _reads_whole(ctx, table)
+    async for page in ctx.table(table).scan(select=None if reads_whole else (PARTITION_KEY,)):
         ctx.reads.stop()
         ctx.reads.advance(len(page.rows))
+        rows[table] += len(page.rows)
         for row in page.rows:
-            yield key_of(row)
+            if not (reads_whole and ctx.mapper.is_dropped(row)):
+                yield key_of(row)
 
 
 async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Collector) -> Direction:

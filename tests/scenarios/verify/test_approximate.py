@@ -221,6 +221,18 @@ async def test_rows_that_the_script_drops_do_not_count_as_checked(
     assert not report.findings
 
 
+async def test_a_sample_is_drawn_from_the_rows_that_have_target_rows(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """Drawn from all, it would hold about one row that is migrated, and say that up to 95 % may be wrong."""
+    stock = [ticket(str(number), "closed" if number % 50 == 0 else "draft") for number in range(1000)]
+    world = await filled(World(memory, DROPPING), stock)
+    report = await sampled(context(world, tmp_path), 19, seed=3)
+    source = report.directions[0]
+    assert (source.population, source.checked, source.wrong) == (20, 19, 0)
+    assert source.at_most < 0.15
+
+
 @pytest.mark.parametrize("n", [0, 100_001])
 async def test_a_senseless_sample_size_is_refused(memory: MemoryTableService, tmp_path: Path, n: int) -> None:
     world = await World(memory, USERS).prepare()
