@@ -168,6 +168,12 @@ class Status:
         return None if last is None else self.facts.gates.max_age_s(took_s(last))
 
     @property
+    def not_migrated_rows(self) -> int:
+        """How many source rows that the script drops the last full verification counted."""
+        last = self.facts.state.verification
+        return 0 if last is None else last.report.get("not_migrated_rows", 0)
+
+    @property
     def next(self) -> dict[str, str]:
         """The next command and its remark, as a JSON object."""
         command = self.verdict.command
@@ -197,6 +203,7 @@ class Status:
                 "divergences": last.divergences,
                 "rows_source": last.rows_source,
                 "rows_target": last.rows_target,
+                **({"not_migrated_rows": self.not_migrated_rows} if self.not_migrated_rows else {}),
                 "opens_cutover": not self.verification_closes,
             },
             "clients": plain(self.clients),

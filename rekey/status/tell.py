@@ -50,7 +50,7 @@ def status_lines(
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
     lines += verdict_lines(status, command)
     parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose)]
-    parts += [_indexes(status), _kept(status)]
+    parts += [_not_migrated(status), _indexes(status), _kept(status)]
     for label, text in chain(*parts, _spent(status) if requests else []):
         lines += labelled(label, text)
     return lines
@@ -97,6 +97,15 @@ def _copied(status: Status, verbose: bool) -> _Fields:
             is_set = status.facts.gates.verification_max_age_s is not None
             text += "" if is_set or max_age_s <= LEAST_MAX_AGE_S else ", twice what it took"
         yield "verified", text
+
+
+def _not_migrated(status: Status) -> _Fields:
+    """Yield how many rows the script drops, as the last verification counted them, while they are there."""
+    drop, control = status.facts.declared.migration.dropped, status.facts.store.control
+    is_there = control is not None and control.phase is not ControlPhase.RETIRED
+    if drop is not None and status.not_migrated_rows and is_there:
+        rows = counted(status.not_migrated_rows, "row")
+        yield "not migrated", f"{rows} of {status.facts.source} that no kind takes: {drop.reason}"
 
 
 def _followed(status: Status, verbose: bool) -> _Fields:

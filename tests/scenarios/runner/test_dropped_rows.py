@@ -63,6 +63,19 @@ def proved(project: Project) -> None:
         prove(session.config, session.scripts[ID], session.state)
 
 
+# --- status ------------------------------------------------------------------------------------------------
+
+
+def test_status_says_how_many_rows_are_not_migrated_until_they_are_gone(complete: Commands) -> None:
+    line = "not migrated 10 rows of Tickets that no kind takes: drafts that nobody filed"
+    assert line in " ".join(complete("status").out.split())
+    [status] = complete("status", "--json").json["migrations"]
+    assert status["verification"]["not_migrated_rows"] == 10
+    proved(complete.project)
+    complete("retire", "--table", "Tickets")
+    assert "not migrated" not in complete("status").out
+
+
 # --- retire ------------------------------------------------------------------------------------------------
 
 
