@@ -25,7 +25,10 @@ CURE = (
 )
 
 _DROPPED_THERE = "the source has a row under its old key that no kind takes"
-_DROPPED_CURE = "delete that row of the source, or give this one another old key"
+_DROPPED_CURE = (
+    "give this row another old key, or delete that one from the source: in the old view, or, where that is"
+    " over after `complete`, with the SDK's own client"
+)
 
 Rows = dict[TargetKey, Row]
 # Conditional writes of replicas, each with its place.

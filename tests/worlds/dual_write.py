@@ -50,17 +50,17 @@ class StandingPermits:
 
     def __init__(self, phase: ControlPhase | None = ControlPhase.DUAL_WRITE, *, copied: bool = True) -> None:
         self.phase, self.epoch, self.copied = phase, 1, copied
-        self.trusted = True
+        self.trusted, self.maintained = True, False
         self.in_use = 0
         self.most_in_use = 0
 
-    def move(self, phase: ControlPhase) -> None:
+    def move(self, phase: ControlPhase, *, maintained: bool = False) -> None:
         """Let the control row say something else."""
-        self.phase, self.epoch = phase, self.epoch + 1
+        self.phase, self.epoch, self.maintained = phase, self.epoch + 1, maintained
 
     @asynccontextmanager
     async def operation(self, *, writes: bool, waits: bool = True) -> AsyncIterator[Permit]:
-        permit = Permit(self.phase, self.epoch, self.copied)
+        permit = Permit(self.phase, self.epoch, self.copied, maintained=self.maintained)
         with self.hold(permit):
             yield permit
 

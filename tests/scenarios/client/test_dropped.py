@@ -109,6 +109,30 @@ async def test_what_would_lose_a_row_after_cutover_is_refused(
     assert (world.rows("Tickets"), world.rows("TicketsV2")) == before
 
 
+@pytest.mark.parametrize("phase", [ControlPhase.CUTOVER, ControlPhase.COMPLETE])
+async def test_the_cure_for_a_key_that_a_dropped_row_has_can_be_carried_out(
+    memory: MemoryTableService, phase: ControlPhase
+) -> None:
+    """After `complete` the old view is over; clients of the new view go on as before until the handover."""
+    world = await memory_world(DROPPING, memory).prepare([ticket("1", "draft")])
+    world.permits.move(phase, maintained=phase is ControlPhase.COMPLETE)
+    new, row = world.writer(View.NEW), {**ticket("open:1"), "Number": "1"}
+    with pytest.raises(RowRefused) as refused:
+        await new.write([insert(row)])
+    assert refused.value.code == "key-taken"
+    if phase is ControlPhase.CUTOVER:
+        assert "in the old view" in refused.value.cure
+        await world.writer(View.OLD).write([delete(key_of(ticket("1")))])
+    else:
+        assert "after `complete`, with the SDK's own client" in refused.value.cure
+        with pytest.raises(WritesRefused):
+            await world.writer(View.OLD).write([delete(key_of(ticket("1")))])
+        await world.source.delete(key_of(ticket("1")))
+    await new.write([insert(row)])
+    await world.assert_quiet()
+    assert world.rows("Tickets") == contents([ticket("1")])
+
+
 async def test_settling_an_intent_after_cutover_leaves_the_row(memory: MemoryTableService) -> None:
     world = await memory_world(DROPPING, memory).prepare([ticket("1")])
     await world.writer(View.OLD).write([replace(ticket("1", "draft"))])
