@@ -20,6 +20,7 @@ from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 from rekey.tables.kinds import whole
+from rekey.tables.part import PartOfTable
 
 # From so many rows on, their deletion because the authority is empty is refused: a table that was deleted and
 # created again looks as if the application had deleted every row.
@@ -41,11 +42,12 @@ _PAUSE_S = 1.0
 async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> int | None:
     """Return how many rows a table holds, counted up to `most`; None: no such table. `without`: the mapper of
     a source whose dropped rows are left out."""
-    rows = 0
+    rows, every = 0, whole(table)
+    # Of a part, and of a table of dropped rows, all pages may be read: they are of full size then.
+    page_rows = most if without is None and not isinstance(every, PartOfTable) else MAX_PAGE_ROWS
     try:
-        # Of a table of dropped rows all pages may be read: they are whole then.
-        select, page_rows = (_KEYS, most) if without is None else (None, MAX_PAGE_ROWS)
-        async for page in whole(table).scan(select=select, page_rows=page_rows, ahead=False):
+        select = _KEYS if without is None else None
+        async for page in every.scan(select=select, page_rows=page_rows, ahead=False):
             rows += len(page.rows) - (0 if without is None else sum(map(without.is_dropped, page.rows)))
             if rows >= most:
                 return most

@@ -58,6 +58,14 @@ def parts_of(key_spaces: Mapping[str, KeySpace], table: Callable[[str], Table]) 
     return lambda name: part_of(table(name), key_spaces.get(name))
 
 
+def with_others(table: Table) -> Table:
+    """Return the rows in the key ranges of a part, with those that are not in the part; a table that is no
+    part itself. So no page is empty because of them."""
+    if not isinstance(table, PartOfTable):
+        return table
+    return PartOfTable(table.inner, replace(table.key_space, has=lambda _row: True))
+
+
 def whole_of(table: Table) -> Table:
     """Return the table that a part is of."""
     return table.inner if isinstance(table, PartOfTable) else table

@@ -10,6 +10,7 @@ from rekey.core.key_order import character_of, rank_of
 from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
 from rekey.tables.base import Table
 from rekey.tables.kinds import whole
+from rekey.tables.part import with_others
 
 # Sorts after every character but U+FFFE and U+FFFF.
 HIGH = "\ufffd"
@@ -38,7 +39,8 @@ async def find_middle(
         ServiceError: the table could not be read.
     """
 
-    source = whole(source)  # includes rows of other kinds: no page is empty for them
+    # Includes rows of other kinds and, within its ranges, beside a part: no page is empty for them.
+    source = with_others(whole(source))
 
     async def first(within: KeyRange) -> EntityKey | None:
         async with aclosing(source.scan(within, select=[PARTITION_KEY, ROW_KEY], page_rows=1)) as pages:  # type: ignore[type-var]

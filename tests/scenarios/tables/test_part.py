@@ -10,6 +10,7 @@ from rekey import rows
 from rekey.declaration.key_space import key_space_of
 from rekey.declaration.rows import Condition
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
+from rekey.runner.remaining import rows_up_to
 from rekey.tables.part import PartOfTable, part_of, whole_of
 from rekey.tables.split import find_middle
 from tests.fakes.faults import Call
@@ -103,6 +104,26 @@ async def test_a_range_is_split_at_a_key_of_the_part(memory: MemoryTableService)
         halves = EVERYTHING.split(middle)
         sizes = [len([row async for page in table.scan(half) for row in page.rows]) for half in halves]
         assert min(sizes) > 0, name
+
+
+async def test_few_pages_are_read_to_split_a_part_of_few_rows_among_many(memory: MemoryTableService) -> None:
+    """Its ranges hold many other rows, which pages of one row would read one by one."""
+    await memory.create_table("Tab")
+    table, pages = memory.table("Tab"), 0
+    for number in range(400):
+        await table.insert({"PartitionKey": f"p{number % 4}", "RowKey": f"{number:03}"})
+    few = PartOfTable(table, key_space_of(rows.row_key(one_of=["300", "399"])))
+
+    async def gate(call: Call) -> None:
+        nonlocal pages
+        pages += call.action == "page"
+
+    memory.gate = gate
+    middle = await find_middle(few, EVERYTHING)
+    assert pages <= 20
+    assert middle is not None
+    assert await rows_up_to(few, 1) == 1
+    assert pages <= 21
 
 
 def test_the_whole_table_is_no_part(memory: MemoryTableService) -> None:
