@@ -17,6 +17,7 @@ TERM_ROW_KEY = "tasks"
 _UNTIL = "Until"
 _ATTEMPTS = 10
 _POLL_S = 1.0
+_LEAST_PAUSE_S = 0.1
 
 
 class Term:
@@ -73,7 +74,8 @@ class Term:
         """
         while (left := await self.left(margin_s)) > 0:
             check()
-            await clock.sleep(min(_POLL_S, left))
+            # The service tells whole seconds: the rest of one is not asked for in ever smaller steps.
+            await clock.sleep(min(_POLL_S, max(_LEAST_PAUSE_S, left)))
         await self.remove()
 
     async def cut(self) -> None:
