@@ -106,6 +106,7 @@ class DualWorld(SmallWorld):
     longest = MAX_IN_FLIGHT_S
     learns = True
     punctual = frozenset({"backfill"})
+    connected = frozenset({"backfill", "sweeper"})
     unseen = frozenset({JOURNAL_TABLE})
 
     def __init__(

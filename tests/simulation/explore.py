@@ -286,7 +286,8 @@ class _Run:
                 kinds += ["lose", "drop"]
                 if self._budget.late_requests and one.actor.name not in self.scenario.punctual:
                     kinds.append("break")
-            if self._failures and one.call.action not in SPOKEN:
+            refused = self._failures and one.call.action not in SPOKEN
+            if refused and not (self._budget.unreachable and one.actor.name in self.scenario.connected):
                 kinds.append("fail")
         choices += [_Choice(kind, one, cost=cost, quiet=quiet) for kind in kinds]
 

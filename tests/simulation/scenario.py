@@ -24,6 +24,8 @@ class Scenario(ABC):
     """Those of them that do not begin again with what is durable."""
     punctual: frozenset[str] = frozenset()
     """Those whose requests land at once or never, also when they are killed or hear nothing."""
+    connected: frozenset[str] = frozenset()
+    """Those that always find a connection: without one their command ends, and lives repeat it."""
     unseen: frozenset[str] = frozenset()
     """Tables about which the invariant says nothing."""
     learns: bool = False
