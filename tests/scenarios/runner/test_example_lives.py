@@ -1,0 +1,399 @@
+"""Whole lives of the worked examples of kinds, references, parts, splits and merges, in both captures, with
+writes on both sides and a runner that is killed again and again. What the tables hold is compared with a
+second implementation, which shares no code with the mapper, after every step; rows of nobody stay, ETags
+included.
+
+Soak: more seeds; capture "dual-write".
+Reason, and what `make test` covers: minutes; one seed of each example in capture "delta".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from rekey.errors import ConfigurationError, RekeyError
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import Phase
+from rekey.protocol.rules import View
+from rekey.runner import commands
+from rekey.runner.commands import Mode
+from rekey.runner.run import Options
+from rekey.runner.session import Session
+from rekey.tables.base import Operation, Verb
+from tests.scenarios.client.test_kinds import identity, opaque
+from tests.scenarios.client.test_kinds import independently as identity_becomes
+from tests.scenarios.runner.test_group import killed_at
+from tests.soaking import others_in_soak
+from tests.worlds.company import Client, Company
+from tests.worlds.projects import Project
+from tests.worlds.scripts import under_writes
+
+ROOT = Path(__file__).parents[3] / "migrations"
+GROUP = "shop"
+# A table and a row of it.
+Placed: TypeAlias = tuple[str, Row]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A worked example: its scripts, rows of its sources, and what they become."""
+
+    # File names, with texts that are replaced.
+    scripts: Mapping[str, Mapping[str, str]]
+    # Draws a row of one of the source tables.
+    draw: Callable[[random.Random], Placed]
+    # What a source row becomes, without the mapper; None: it stays where it is.
+    becomes: Callable[[str, Row], Placed | None]
+    # Rows that are in the targets before, and stay.
+    nobodys: Sequence[Placed] = ()
+    group: str = ""
+    captures: Sequence[str] = ("delta", "dual-write")
+    # The property of a target row that says, with its RowKey, which source row it is of, where its
+    # PartitionKey is made of the row's content.
+    old_partition: str = ""
+
+
+def draw_identity(draw: random.Random) -> Placed:
+    row = draw.choice(identity(draw.randrange(12)))
+    return "AspNetUsers", {**row, "Level": draw.randrange(9)}
+
+
+def draw_shop(draw: random.Random) -> Placed:
+    mail = f"user{draw.randrange(20)}@mail.example"
+    if draw.random() < 0.5:
+        return "Users", {"PartitionKey": "eu", "RowKey": mail, "Level": draw.randrange(9)}
+    order = {"PartitionKey": f"t{draw.randrange(3)}", "RowKey": f"{draw.randrange(30):03}"}
+    return "Orders", order | ({"UserEmail": mail} if draw.random() < 0.8 else {})
+
+
+def shop_becomes(table: str, row: Row) -> Placed:
+    if table == "Users":
+        mail = row["RowKey"]
+        return "UsersV2", {**row, "RowKey": opaque("user", mail), "ContactEmail": mail}
+    user = {"UserId": opaque("user", row["UserEmail"])} if "UserEmail" in row else {}
+    return "OrdersV2", {**row, **user}
+
+
+def draw_order(draw: random.Random) -> Placed:
+    order = {"PartitionKey": f"c{draw.randrange(4)}", "RowKey": f"{draw.randrange(20):03}"}
+    return draw.choice(["OrdersDE", "OrdersFR"]), {**order, "Sum": draw.randrange(9)}
+
+
+def order_becomes(table: str, row: Row) -> Placed:
+    customer = row["PartitionKey"]
+    return "AllOrders", {**row, "PartitionKey": f"{table[-2:]}_{customer}", "Customer": customer}
+
+
+def draw_line(draw: random.Random) -> Placed:
+    day = draw.choice(["2023-12-31", "2024-01-01", "2024-01-31", "2024-02-29", "2024-03-15", "2024-04-01"])
+    number = draw.randrange(20)
+    service = draw.choice(["web", "api"])
+    return "Logs", {
+        "PartitionKey": day,
+        "RowKey": f"{number:03}",
+        "Service": service,
+        "Level": draw.randrange(9),
+    }
+
+
+def line_becomes(_table: str, row: Row) -> Placed | None:
+    day = row["PartitionKey"]
+    if day[:7] not in ("2024-01", "2024-02", "2024-03"):
+        return None
+    return f"Logs{day[:7].replace('-', '')}", {**row, "PartitionKey": f"{row['Service']}_{day}", "Day": day}
+
+
+def draw_invoice(draw: random.Random) -> Placed:
+    tenant, number = draw.choice(["contoso", "contoso", "fabrikam", "x"]), draw.randrange(30)
+    month = draw.randrange(1, 5)
+    issued = {"IssuedAt": f"2024-0{month}-11T10:20:30Z", "IssuedAt@odata.type": "Edm.DateTime"}
+    return "Invoices", {
+        "PartitionKey": tenant,
+        "RowKey": f"{number:03}",
+        **issued,
+        "Total": draw.randrange(9),
+    }
+
+
+def invoice_becomes(_table: str, row: Row) -> Placed | None:
+    if row["PartitionKey"] != "contoso":
+        return None
+    return "InvoicesOfContoso", {**row, "PartitionKey": row["IssuedAt"][:7], "Tenant": "contoso"}
+
+
+IN_A_GROUP = {"    capture=": f'    group="{GROUP}",\n    capture='}
+EXAMPLES = {
+    "identity": Example(
+        {"0005_identity_users.py": {}},
+        draw_identity,
+        lambda _table, row: ("AspNetUsersV2", identity_becomes(row)),
+    ),
+    "users and orders": Example(
+        {"0001_users_opaque_ids.py": IN_A_GROUP, "0006_orders_of_users.py": IN_A_GROUP},
+        draw_shop,
+        shop_becomes,
+        group=GROUP,
+    ),
+    "tenant": Example(
+        {"0007_invoices_of_a_tenant.py": {}}, draw_invoice, invoice_becomes, old_partition="Tenant"
+    ),
+    "merge": Example(
+        {"0008_orders_of_regions.py": {}},
+        draw_order,
+        order_becomes,
+        [
+            ("AllOrders", {"PartitionKey": "US_c1", "RowKey": "001"}),
+            ("AllOrders", {"PartitionKey": "DE", "RowKey": "1"}),
+        ],
+        group="orders",
+    ),
+    "split": Example(
+        {"0009_logs_by_month.py": {}},
+        draw_line,
+        line_becomes,
+        group="logs",
+        captures=("delta",),
+        old_partition="Day",
+    ),
+}
+
+
+@dataclass
+class Life:
+    """A life of an example."""
+
+    example: Example
+    project: Project
+    capture: str
+    draw: random.Random
+    kills: int = 0
+    ids: list[str] = field(init=False)
+    sources: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, changes in self.example.scripts.items():
+            text = (ROOT / name).read_text("utf-8").replace('capture="dual-write"', 'capture="delta"')
+            for old, new in changes.items():
+                assert old in text
+                text = text.replace(old, new)
+            self.project.script(under_writes(text) if self.capture == "dual-write" else text, name)
+        scripts = self.project.scripts
+        self.ids = list(scripts)
+        self.sources = sorted({script.migration.source for script in scripts.values()})
+        stock = {
+            (table, key_of(row)): row for table, row in (self.example.draw(self.draw) for _ in range(60))
+        }
+        for table in self.sources:
+            rows = [row for (at, _), row in stock.items() if at == table]
+            asyncio.run(self.project.fill(table, rows))
+        for table, row in self.example.nobodys:
+            asyncio.run(self.project.fill(table, [row]))
+        self.untouched = self.nobodys()
+
+    def nobodys(self) -> list[Row]:
+        """Rows that are no migration's, with ETag and Timestamp."""
+        named = {(table, key_of(row)) for table, row in self.example.nobodys}
+        tables = sorted({table for table, _ in named})
+        return [row for table in tables for row in self.project.rows(table) if (table, key_of(row)) in named]
+
+    def staying(self) -> list[Row]:
+        """Source rows that no migration takes, with ETag and Timestamp."""
+        rows = [(table, row) for table in self.sources for row in self.project.rows(table)]
+        return [row for table, row in rows if self.example.becomes(table, content_of(row)) is None]
+
+    def compare(self) -> None:
+        """Require that each target holds what the second implementation makes of the sources."""
+        wanted = dict[tuple[str, EntityKey], Row]()
+        for table in self.sources:
+            for row in self.project.rows(table):
+                if (placed := self.example.becomes(table, content_of(row))) is not None:
+                    wanted[placed[0], key_of(placed[1])] = placed[1]
+        targets = {name for script in self.project.scripts.values() for name in script.migration.table_names}
+        nobodys = {(table, key_of(row)) for table, row in self.example.nobodys}
+        held = {
+            (table, key_of(row)): content_of(row) for table in targets for row in self.project.rows(table)
+        }
+        assert {place: row for place, row in held.items() if place not in nobodys} == wanted
+        assert self.nobodys() == self.untouched
+
+    def operation(self, view: View) -> tuple[str, str, Operation] | None:
+        """Draw a write in a view; return the source of its row, its table and the operation; None where the
+        row is of no migration, and the new view has none."""
+        placed = self.example.draw(self.draw)
+        source = placed[0]
+        if view is View.NEW:
+            becomes = self.example.becomes(*placed)
+            if becomes is None:
+                return None
+            placed = becomes
+            if (stale := self._stale(*placed)) is not None:
+                # The row would have two keys: the application deletes the former one first.
+                return source, placed[0], Operation(Verb.DELETE, stale, "*")
+        verb = self.draw.choice([Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_REPLACE, Verb.DELETE])
+        return source, placed[0], Operation(verb, placed[1], "*" if verb is Verb.DELETE else None)
+
+    def carry_out(self, session: Session, step: str, to: Phase | None) -> None:
+        """Carry out `apply` or `rollback`, of the group if there is one."""
+        group = self.example.group
+        if step == "apply":
+            if group:
+                commands.apply_group(session, group, to=to)
+            else:
+                commands.apply(session, *self.ids, to=to)
+        elif group:
+            commands.rollback_group(session, group, to=None, drop=None)
+        else:
+            commands.rollback(session, *self.ids, to=None, drop=None)
+
+    def _stale(self, table: str, row: Row) -> Row | None:
+        """Return the row of the same source row that is under another key."""
+        old = self.example.old_partition
+        same = (
+            each
+            for each in self.project.rows(table)
+            if old
+            and (each[old], each["RowKey"]) == (row[old], row["RowKey"])
+            and key_of(each) != key_of(row)
+        )
+        return next(same, None)
+
+
+def lives(capture: str, seeds: int) -> list[tuple[str, int]]:
+    """Return every example that has this capture, with each seed."""
+    named = [name for name, example in EXAMPLES.items() if capture in example.captures]
+    return [(name, seed) for name in named for seed in range(seeds)]
+
+
+# --- the application writes the tables ----------------------------------------------------------------------
+
+
+class Delta(Life):
+    """A life in capture "delta"."""
+
+    def write(self, view: View, count: int = 25) -> None:
+        for _ in range(count):
+            if (drawn := self.operation(view)) is not None:
+                _, table, operation = drawn
+                with suppress(RekeyError):
+                    asyncio.run(self.project.tables.table(table).write(operation))
+
+    def command(self, step: str, to: Phase | None = None) -> None:
+        """Carry out a command, killed up to three times."""
+
+        def once() -> None:
+            with self.project.session(Options(writers_stopped=True)) as session:
+                self.carry_out(session, step, to)
+
+        def again() -> None:
+            # Done before the kill: no further back without --drop-targets.
+            with suppress(ConfigurationError):
+                once()
+
+        for _ in range(3):
+            self.kills += killed_at(self.project, self.draw.randrange(1, 25), again)
+        again()
+
+
+@pytest.mark.parametrize(("name", "seed"), others_in_soak(lives("delta", 12), kept=lives("delta", 1)))
+def test_an_example_lives_in_capture_delta(tmp_path: Path, name: str, seed: int) -> None:
+    life = Delta(EXAMPLES[name], Project(tmp_path), "delta", random.Random(seed))
+    life.command("apply")
+    life.compare()
+    life.write(View.OLD)
+    staying = life.staying()
+    life.command("apply", Phase.CUTOVER)
+    life.compare()
+    life.write(View.NEW)
+    life.command("rollback")
+    life.compare()
+    life.command("apply", Phase.CUTOVER)
+    life.compare()
+    life.command("apply", Phase.COMPLETE)
+    life.compare()
+    assert life.staying() == staying
+    assert life.kills > 3
+
+
+# --- the application writes through clients -----------------------------------------------------------------
+
+
+class UnderWrites(Life):
+    """A life in capture "dual-write": clients in both views of each migration write all the time."""
+
+    def begin(self) -> None:
+        first = Company(self.project, self.ids[0])
+        self.companies = [first, *(Company(self.project, each, first.loop) for each in self.ids[1:])]
+        self.clients = dict[tuple[View, str], Client]()
+        self.open(View.OLD)
+
+    def open(self, view: View) -> None:
+        """Let clients begin to write in a view."""
+        for company in self.companies:
+            self.clients[view, company.mapper.migration.source] = company.client(view)
+        self.companies[0].writes(self.traffic(view))
+
+    async def traffic(self, view: View) -> None:
+        company = self.companies[0]
+        while not company.stopping:
+            if (drawn := self.operation(view)) is not None:
+                source, _, operation = drawn
+                with suppress(RekeyError):
+                    await self.clients[view, source].write(operation)
+            await self.project.clock.sleep(self.draw.random() / len(self.companies))
+
+    def command(self, step: str, to: Phase | None = None) -> None:
+        """Carry out a command, killed up to three times, while the application writes."""
+        first = self.companies[0]
+
+        def once() -> None:
+            with first.session() as session:
+                self.carry_out(session, step, to)
+
+        for _ in range(3):
+            with first.killing_the_runner(self.draw.randrange(1, 40)):
+                once()
+            self.kills += 1
+            first.live(120)
+        once()
+        first.live(5)
+
+    def verify(self) -> None:
+        for company in self.companies:
+            assert not company.verify(Mode.FULL).findings
+
+    def settle(self) -> None:
+        for company in self.companies:
+            company.settle()
+
+    def end(self) -> None:
+        for company in reversed(self.companies):
+            company.quiet()
+        self.companies[0].close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("name", "seed"), lives("dual-write", 4))
+def test_an_example_lives_under_writes(tmp_path: Path, name: str, seed: int) -> None:
+    life = UnderWrites(EXAMPLES[name], Project(tmp_path), "dual-write", random.Random(seed))
+    life.begin()
+    try:
+        life.command("apply")
+        life.open(View.NEW)
+        life.companies[0].live(5)
+        for step, to in (("apply", Phase.CUTOVER), ("rollback", None), ("apply", Phase.CUTOVER)):
+            life.verify()
+            life.command(step, to)
+        life.settle()
+        life.verify()
+        life.compare()
+    finally:
+        life.end()
