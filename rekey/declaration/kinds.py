@@ -36,8 +36,9 @@ NO_KIND_CURE = (
 )
 
 # What becomes of rows that no kind takes.
-Otherwise: TypeAlias = Literal["refuse"] | Drop
+Otherwise: TypeAlias = Literal["refuse", "leave"] | Drop
 REFUSE: Otherwise = "refuse"
+LEAVE: Otherwise = "leave"
 
 
 @dataclass(frozen=True)
@@ -272,14 +273,22 @@ def checked_otherwise(otherwise: Any, kinds: Sequence[RowKind]) -> Otherwise:
     if otherwise == REFUSE:
         return REFUSE
     cure = (
-        'write otherwise="refuse", or otherwise=rows.drop(reason="…") to give up the rows that no kind takes'
+        'write otherwise="refuse", "leave" to leave the rows that no kind takes where they are, or'
+        ' rows.drop(reason="…") to give them up'
     )
-    drop: Drop = need("otherwise", otherwise, Drop, 'is neither "refuse" nor rows.drop(…)', cure=cure)
+    problem = 'is neither "refuse" nor "leave" nor rows.drop(…)'
+    checked: Otherwise = (
+        LEAVE if otherwise == LEAVE else need("otherwise", otherwise, Drop, problem, cure=cure)
+    )
     refuse_if(not kinds, "otherwise", "there are no kinds that a row could not be of", cure="leave it out")
     for kind in kinds:
         takes_all = "" in kind.when.excluded_prefixes(PARTITION_KEY)
         refuse_if(takes_all, "otherwise", f"no row is left: {kind.name} takes them all", cure="leave it out")
-    return drop
+        read = sorted(kind.when.inputs() - {PARTITION_KEY, ROW_KEY})
+        problem = f"{kind.name} reads {', '.join(read)}: an update would move a row between both tables"
+        cure = "let keys alone say which rows are left, or give them up: rows.drop(reason=…)"
+        refuse_if(checked == LEAVE and read, "otherwise", problem, cure=cure)
+    return checked
 
 
 def targets_in(target: Target) -> Iterator[tuple[str, Target]]:

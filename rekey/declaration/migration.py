@@ -27,6 +27,7 @@ from rekey.declaration.keys.base import (
 )
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.kinds import (
+    LEAVE,
     REFUSE,
     Otherwise,
     RowKind,
@@ -37,7 +38,7 @@ from rekey.declaration.kinds import (
 )
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
-from rekey.declaration.rows import Condition, Drop, all_of, every
+from rekey.declaration.rows import Condition, Drop, all_of, any_of, every
 from rekey.declaration.targets import Index, Target, check_table
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
@@ -77,8 +78,9 @@ class Migration:
         mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
             that `[sealing]` names) or `plain`; the default is sealed if a key is `keys.opaque`.
         kinds: kinds of rows (`RowKind`), each with its own target and indexes.
-        otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`) or
-            `rows.drop(reason=…)` (it is not migrated, and goes when `retire` deletes the source).
+        otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`), `leave` (it
+            stays in the source: the same as `where` with the conditions of all kinds, which read keys alone)
+            or `rows.drop(reason=…)` (it is not migrated, and goes when `retire` deletes the source).
         where: a condition on keys (`rows.partition_key`, `rows.row_key`): only this part of the table is
             migrated, and all other rows stay where they are, as they are. Default: the whole table.
 
@@ -117,7 +119,7 @@ class Migration:
         is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
         cure = 'write group="billing": letters, digits, _ and -'
         refuse_if(not is_name, "group", "it is not a name of at most 120 characters", cure=cure)
-        object.__setattr__(self, "otherwise", checked_otherwise(self.otherwise, self.kinds))
+        self._set_otherwise()
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -141,6 +143,16 @@ class Migration:
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "target", target_of(kinds))
         object.__setattr__(self, "indexes", tuple(index for kind in kinds for index in kind.indexes))
+
+    def _set_otherwise(self) -> None:
+        """Check what becomes of rows that no kind takes. To leave them is to migrate the part that kinds
+        take."""
+        otherwise = checked_otherwise(self.otherwise, self.kinds)
+        if otherwise == LEAVE:
+            taken = any_of(*(kind.when for kind in self.kinds))
+            object.__setattr__(self, "where", taken if self.where is None else all_of(self.where, taken))
+            otherwise = REFUSE
+        object.__setattr__(self, "otherwise", otherwise)
 
     @cached_property
     def key_space(self) -> KeySpace | None:

@@ -136,6 +136,13 @@ EXAMPLES = {
         draw_identity,
         lambda _table, row: ("AspNetUsersV2", identity_becomes(row)),
     ),
+    "identity, roles stay": Example(
+        {"0005_identity_users.py": {'        kept("role", "R_"),\n    ],': '    ],\n    otherwise="leave",'}},
+        draw_identity,
+        lambda _table, row: (
+            None if row["RowKey"].startswith("R_") else ("AspNetUsersV2", identity_becomes(row))
+        ),
+    ),
     "users and orders": Example(
         {"0001_users_opaque_ids.py": IN_A_GROUP, "0006_orders_of_users.py": IN_A_GROUP},
         draw_shop,

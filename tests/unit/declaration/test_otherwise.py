@@ -43,9 +43,30 @@ def test_the_reason_is_part_of_the_digest() -> None:
     assert len({declared.digest(), other.digest(), migration(users()).digest()}) == 3
 
 
+def test_rows_are_left_by_migrating_the_part_that_kinds_take() -> None:
+    second = replace(users(rows.row_key(prefix="C_")), name="claim")
+    left = migration(users(), second, otherwise="leave")
+    part = rows.any_of(rows.row_key(prefix="U_"), rows.row_key(prefix="C_"))
+    assert left.canonical() == migration(users(), second, where=part).canonical()
+    assert not left.has(EntityKey("p", "X_1"))
+    tenant = rows.partition_key(equals="a")
+    within = migration(users(), otherwise="leave", where=tenant)
+    assert [within.has(EntityKey(key, "U_1")) for key in "ab"] == [True, False]
+    assert replace(left, group="g", target=None, indexes=()).where == left.where
+
+
 BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a word without a reason": (lambda: migration(users(), otherwise="drop"), "otherwise", "rows.drop"),
-    "leaving them": (lambda: migration(users(), otherwise="leave"), "otherwise", "rows.drop"),
+    "leaving rows by a property": (
+        lambda: migration(users(rows.prop("Kind", equals="user")), otherwise="leave"),
+        "otherwise",
+        "let keys alone say",
+    ),
+    "leaving rows where a kind takes all": (
+        lambda: migration(users(rows.every()), otherwise="leave"),
+        "otherwise",
+        "leave it out",
+    ),
     "a function": (lambda: migration(users(), otherwise=rows.drop), "otherwise", "rows.drop"),
     "nothing": (lambda: migration(users(), otherwise=None), "otherwise", "rows.drop"),
     "no kinds": (
