@@ -46,10 +46,13 @@ class Files:
         """
         part = parts[number]
         name, place = self.cover.file(part.sha256), f"part {number + 1} of {len(parts)}"
+        path = self.folder / name
+        if not path.is_file():  # a pipe would be waited for
+            raise refusal("part-missing", file=name, place=place)
         try:
-            data = (self.folder / name).read_bytes()
-        except (FileNotFoundError, IsADirectoryError):
-            raise refusal("part-missing", file=name, place=place) from None
+            data = path.read_bytes()
+        except OSError as error:
+            raise refusal("file-not-read", path=path, reason=reason_of(error)) from None
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != part.sha256:
             if other := next((self.cover.file(sha256) for other in parts if other.sha256 == sha256), ""):
@@ -103,6 +106,8 @@ def open_export(folder: Path, wrapping: Callable[[], WrappingKey]) -> Export:
         if (folder / JOURNAL).exists():
             raise refusal("export-not-complete", folder=folder) from None
         raise refusal("no-export", folder=folder) from None
+    except OSError as error:
+        raise refusal("file-not-read", path=folder / MANIFEST, reason=reason_of(error)) from None
     try:
         document = json.loads(text)
         header = Header.from_json(document)

@@ -90,10 +90,12 @@ def check_name(config: Config, table: str) -> None:
     config.holding(table)
 
 
-def opened(config: Config, folder: Path) -> Export:
-    """Open an export with the wrapping key of a configuration. Raises as `open_export`."""
+def opened(read_config: Callable[[], Config], folder: Path) -> Export:
+    """Open an export with the wrapping key of the configuration, which is read if the export is sealed.
+    Raises as `open_export` and `load_config`."""
 
     def wrapping() -> WrappingKey:
+        config = read_config()
         if config.sealing.key is None:
             raise refusal("no-key-for-export", folder=folder, config=config.path)
         return open_wrapping(config)
@@ -187,7 +189,7 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
     """
     config = load_config(shell.config.path)
     check_name(config, table)
-    export = opened(config, folder)
+    export = opened(lambda: config, folder)
     if not (plain or export.cover.is_sealed):
         raise refusal("export-in-the-clear", folder=folder)
     rows = export.manifest.rows

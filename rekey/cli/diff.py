@@ -95,7 +95,7 @@ def _sides(config: Config, first: str, second: str) -> tuple[Side, Side]:
     # No name in a report may stand for two things.
     free = (name for name in ("Export", "Export2", "Export3", "Export4") if name.lower() not in tables)
     sides = [
-        Side(text, text) if _is_table(text) else Side(next(free), text, opened(config, Path(text)))
+        Side(text, text) if _is_table(text) else Side(next(free), text, opened(lambda: config, Path(text)))
         for text in (first, second)
     ]
     return sides[0], sides[1]

@@ -125,6 +125,10 @@ class DataFile:
             raise ConfigurationError(f"{self.path.name} holds no rows", hint="give a file with rows")
 
     @property
+    def described(self) -> str:
+        return f"from {self.path.name}, read as {self.format}"
+
+    @property
     def assumptions(self) -> list[str]:
         """The assumptions about the rows read so far, one sentence each."""
         return [

@@ -20,10 +20,11 @@ from rekey.core.limits import is_in_target_account
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite
+from rekey.rehearse.data import open_data
 from rekey.rehearse.project import Project
 from rekey.rehearse.report import Briefly, RehearsalReport
 from rekey.rehearse.steps import Life, LifeUnderWrites, NotAsItMustBe
-from rekey.rehearse.stock import Stock, load
+from rekey.rehearse.stock import Data, Stock, load
 from rekey.rehearse.witness import Witness, key_of_account, open_service
 
 DEFAULT_ROWS = 2000
@@ -41,7 +42,7 @@ def rehearse(
     script: Path,
     *,
     rows: int = DEFAULT_ROWS,
-    data: Path | None = None,
+    data: Path | Data | None = None,
     seed: int = 0,
     narrator: Briefly,
     folder: Path | None = None,
@@ -52,7 +53,8 @@ def rehearse(
     Args:
         script: the migration script.
         rows: how many rows to generate; ignored with `data`.
-        data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: generated rows.
+        data: rows, all of which are used, or a file of rows (see `rekey.rehearse.data`); None: generated
+            rows.
         seed: for generated rows and the application's choices.
         narrator: tells the progress.
         folder: parent of the rehearsal's own folder; None: the system's for temporary files.
@@ -67,7 +69,7 @@ def rehearse(
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
         migration = project.declared.migration
-        stock = Stock.of(project.mapper, rows, data, seed)
+        stock = Stock.of(project.mapper, rows, open_data(data) if isinstance(data, Path) else data, seed)
         number = "three" if project.uses_target_account else "two"
         narrator.say(f"Starting an Azurite of its own, with {number} accounts.")
         with ExitStack() as stack:

@@ -4,10 +4,10 @@ application to insert, so that inserted rows are as real as loaded ones."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
+from typing import Protocol
 
 from rekey.copy.batches import pack
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
@@ -27,7 +27,6 @@ from rekey.errors import ConfigurationError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key_of, property_names
 from rekey.rehearse.application import Application, places_of
 from rekey.rehearse.azurite import AzuriteAccount
-from rekey.rehearse.data import open_data
 from rekey.rehearse.witness import Place
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Table, Verb
@@ -38,6 +37,21 @@ _KEPT_BACK_EVERY = 20
 _KEPT_BACK_AT_MOST = 300
 _ROWS_AT_ONCE = 5000
 _BATCHES_AT_ONCE = 8
+
+
+class Data(Protocol):
+    """Rows that were given."""
+
+    @property
+    def described(self) -> str:
+        """Where they are from."""
+
+    @property
+    def assumptions(self) -> Sequence[str]:
+        """What was assumed about the rows read so far, one sentence each."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows as the service has them. Raises ConfigurationError, Refused."""
 
 
 @dataclass
@@ -52,16 +66,15 @@ class Stock:
     kept_back: int = 0
 
     @classmethod
-    def of(cls, mapper: Mapper, rows: int, data: Path | None, seed: int) -> Stock:
-        """Return the rows of a file, which is first read completely, or rows generated for a declaration.
-        Raises ConfigurationError."""
-        file = None if data is None else open_data(data)
-        if file is None:
+    def of(cls, mapper: Mapper, rows: int, data: Data | None, seed: int) -> Stock:
+        """Return rows that were given, which are first read completely, or rows generated for a declaration.
+        Raises ConfigurationError, and what `data.rows` raises."""
+        if data is None:
             stock = cls(0, lambda: rows_for(mapper, rows, seed), f"made up from seed {seed}")
         else:
-            stock = cls(0, file.rows, f"from {file.path.name}, read as {file.format}")
+            stock = cls(0, data.rows, data.described)
         stock.count = sum(1 for _ in stock.rows())
-        stock.assumptions = () if file is None else tuple(file.assumptions)
+        stock.assumptions = () if data is None else tuple(data.assumptions)
         if stock.count < FEWEST_ROWS:
             raise ConfigurationError(
                 f"{stock.count} rows are too few to kill a migration in its middle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,12 @@ def folder_for_a_part(folder: Path, _other: Path) -> None:
     path.mkdir()
 
 
+def pipe_for_a_part(folder: Path, _other: Path) -> None:
+    path = parts(folder)[2]
+    path.unlink()
+    os.mkfifo(path)
+
+
 def exchanged_parts(folder: Path, _other: Path) -> None:
     first, second = parts(folder)[2:4]
     contents = first.read_bytes(), second.read_bytes()
@@ -88,6 +95,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "a longer part": (longer_part, "part 3 of 6, has "),
     "a missing part": (missing_part, "part 3 of 6, is missing"),
     "a folder for a part": (folder_for_a_part, "part 3 of 6, is missing"),
+    "a pipe for a part": (pipe_for_a_part, "part 3 of 6, is missing"),
     "exchanged parts": (exchanged_parts, "part 3 of 6, holds another part of the export"),
     "a part of another export": (part_of_another, "part 3 of 6, "),
     "the manifest of another export": (manifest_of_another, "is that of another export"),
@@ -123,6 +131,25 @@ def test_what_was_done_to_an_export_is_refused_and_named(
     assert message in said.err
     assert "Nothing was written." in said.err
     assert not project.tables._tables.keys() & {"back"}, "nothing was created"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "a part"])
+def test_a_file_that_may_not_be_read_is_named(
+    project: Project, rekey: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, _ = exports(project, rekey, tmp_path, ())
+    unreadable = folder / name if name == "manifest.json" else parts(folder)[0]
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == unreadable:
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    said = rekey("import", str(folder), "Back", code=2)
+    assert f"{unreadable.name} cannot be read (" in said.err
+    assert "ermission" in said.err
 
 
 def exports(project: Project, rekey: Commands, tmp_path: Path, options: tuple[str, ...]) -> tuple[Path, Path]:

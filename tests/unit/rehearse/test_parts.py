@@ -20,6 +20,7 @@ from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
 from rekey.project.config import Account
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
+from rekey.rehearse.data import open_data
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
 from rekey.rehearse.stock import Stock, meet, rows_for
@@ -317,7 +318,7 @@ def test_minus_zero_is_loaded_as_azurite_will_keep_it(tmp_path: Path) -> None:
         target=Target("Other", partition_key=keys.prop("PartitionKey"), row_key=keys.lower("RowKey")),
         reverse=False,
     )
-    stock = Stock.of(mapper, 0, data, 0)
+    stock = Stock.of(mapper, 0, open_data(data), 0)
     assert stock.count == 20
     assert {(str(row["Ratio"]), row["Other"]) for row in stock.rows()} == {("0.0", -1.5)}
     assert 0 < sum(map(stock.is_kept_back, range(20))) < 20
