@@ -111,7 +111,11 @@ async def _look_up(
             details = {"by": matches[0].query.by, "rows": row_ids, "found": bool(known), "reason": reason}
         erasures = _record(shell, project, declared, details)
         lookup.was_erased(erasures.rows, erasures.cohorts, erasures.whole)
-        return [(match, await lookup.open(match)) for match in matches]
+        has = declared.migration.has  # what is not migrated was not erased with the mapping either
+        return [
+            (match, await lookup.open(match) if match.query.old is None or has(match.query.old) else [])
+            for match in matches
+        ]
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:

@@ -213,7 +213,8 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
     for query in queries:
         matches = await lookup.find(query)
         await store.learn(matches.rows)
-        sources, on = set[EntityKey](), "" if matches.rows else expired
+        is_migrated = query.old is None or run.declared.migration.has(query.old)
+        sources, on = set[EntityKey](), expired if is_migrated and not matches.rows else ""
         for row in matches.rows:
             try:
                 sources.add(store.rows.read_source(row))

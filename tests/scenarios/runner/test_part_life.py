@@ -22,6 +22,7 @@ from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
 from tests.worlds.company import Client, Company
+from tests.worlds.erasure import configured
 from tests.worlds.projects import Project, project_of
 from tests.worlds.scripts import under_writes
 
@@ -182,6 +183,42 @@ def test_retire_keeps_a_row_that_changed_after_the_freeze(project: Project, comm
     assert project.rows("Invoices") == untouched
 
 
+def test_retire_keeps_a_row_that_changes_after_it_was_read(project: Project, commands_on: CommandsOn) -> None:
+    rekey = commands_on(project)
+    untouched = beside(project)
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
+    prove(rekey)
+    late, is_late = invoice(2, Late=True), False
+
+    async def write_late(call: Call) -> None:
+        nonlocal is_late
+        if call.action == "delete" and not is_late:
+            is_late = True
+            await project.tables.table("Invoices").replace(late)
+
+    project.tables.gate = write_late
+    rekey("retire", "--table", "Invoices", code=1)
+    assert [content_of(row) for row in part_of(project.rows("Invoices"))] == [late]
+    assert beside(project) == untouched
+
+
+def test_a_row_beside_the_part_was_not_erased_with_the_mapping(
+    project: Project, commands_on: CommandsOn
+) -> None:
+    rekey, why = commands_on(project), ("--reason", "ticket 4711")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
+    configured(project, mapping_retention="1d")
+    project.clock.advance(2 * 86_400)
+    rekey("expire", "--confirm", SCRIPT)
+    own, other = ("--old", TENANT, "00003"), ("--old", TENANTS[0], "00003")
+    assert "was erased on" in rekey("lookup", *own, *why, code=1).err
+    assert "has no such row" in rekey("lookup", *other, *why, code=1).err
+    untouched = beside(project)
+    said = rekey("erase", *other, *why, "--json", code=1)
+    assert "has no such row" in said.err
+    assert beside(project) == untouched
+
+
 def pages_read(project: Project, commands_on: CommandsOn) -> Counter[str]:
     """How many pages of the source each command reads, from plan to retire."""
     rekey, pages = commands_on(project), Counter[str]()
@@ -312,17 +349,42 @@ def test_a_client_with_another_part_writes_nothing_beside_it(company: Company, p
     assert refused.value.code == "digest-moved"
 
 
-def test_clients_of_another_part_keep_dual_writes_from_beginning(company: Company, project: Project) -> None:
-    company.apply(Phase.COMPLETE, Options(writers_stopped=True))
-    client = company.client(View.OLD, "shop")
+@pytest.fixture
+def second(company: Company, project: Project) -> Company:
+    """The migration of another tenant, which waits for the first one."""
     text = under_writes(PART).replace("contoso", TENANTS[0]).replace("InvoicesV2", "Second")
     text = text.replace("ByPayer", "SecondByPayer")
     text = text.replace("migration =", f'__depends__ = {{"{SCRIPT}"}}\nmigration =')
     project.script(text, "0002_second.py")
-    second = Company(project, "0002_second", company.loop)
+    return Company(project, "0002_second", company.loop)
+
+
+def test_a_second_part_waits_until_the_first_is_complete(company: Company, second: Company) -> None:
+    """Until then clients follow the first: they would pass rows of the second as rows beside their part."""
+    company.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    with pytest.raises(RekeyError) as refused:
+        second.apply()
+    assert "--to complete" in str(refused.value)
+    company.apply(Phase.COMPLETE)
+    second.apply()
+
+
+def test_clients_of_another_part_keep_dual_writes_and_cutover_from_beginning(
+    company: Company, second: Company, project: Project
+) -> None:
+    company.apply(Phase.COMPLETE, Options(writers_stopped=True))
+    client = company.client(View.OLD, "shop")
     with pytest.raises(GateClosed) as closed:
         second.apply()
     assert "shop (old view" in str(closed.value)
     company.do(client.close())
     second.apply()
     assert len(project.rows("Second")) == 30
+    client = company.client(View.OLD, "kiosk")
+    with pytest.raises(GateClosed) as closed:
+        second.apply(Phase.CUTOVER)
+    assert "kiosk (old view" in str(closed.value)
+    company.do(client.close())
+    with pytest.raises(GateClosed) as closed:
+        second.apply(Phase.CUTOVER)
+    assert "kiosk" not in str(closed.value)
