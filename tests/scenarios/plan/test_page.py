@@ -226,6 +226,15 @@ def test_what_cannot_be_compared_is_a_usage_error(rekey: Commands, words: tuple[
     assert said in rekey("plan", *words, code=2).err
 
 
+def test_designs_of_two_parts_are_not_compared(rekey: Commands) -> None:
+    """They would be put side by side on the rows of the first."""
+    first, second = designs(rekey)
+    part = Path(second).read_text("utf-8").replace("rekey import ", "rekey import rows, ")
+    part = part.replace("capture=", 'where=rows.partition_key(prefix="a"), capture=')
+    Path(second).write_text(part, "utf-8")
+    assert "of two parts of Posts" in rekey("plan", "--compare", first, second, code=2).err
+
+
 # --- rates --------------------------------------------------------------------------------------------------
 
 

@@ -274,6 +274,23 @@ def test_a_target_that_another_migration_has_retired_is_nobodys(posts: Commands)
     assert keys_in(project.rows("PostsV2")) == {main}
 
 
+def test_what_another_migration_has_retired_a_part_of_is_still_there(posts: Commands) -> None:
+    project, keys = posts.project, theirs(posts)
+    [main] = keys["PostsV2"]
+    second = named(USERS_SCRIPT.replace("Users", "PostsV2").replace("PostsV2V2", "PostsV3"), "", "")
+    second = second.replace("migration = ", f'__depends__ = {{"{SCRIPT}"}}\nmigration = ')
+    where = f"where=rows.none_of(rows.partition_key(equals={main.partition!r})), capture="
+    project.script(second.replace("capture=", where).replace("props", "props, rows", 1), "0002_again.py")
+    posts("apply", "0002", "--to", "complete", "--writers-stopped", "--yes", "0002_again")
+    project.clock.advance(60)
+    with project.session() as session:
+        prove(session.config, session.scripts["0002_again"], session.state)
+    posts("retire", "0002", "--table", "PostsV2")
+    said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, "--json").json
+    assert said["targets"] == said["target_rows"] == {"PostsByTag": 2, "PostsV2": 1}
+    assert main not in keys_in(project.rows("PostsV2"))
+
+
 # --- the other capture ------------------------------------------------------------------------------------
 
 
