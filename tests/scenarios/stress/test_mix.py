@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rekey import Migration, Target, keys, rows
 from rekey.core.progress import Progress
 from rekey.errors import WorkersFailed
 from rekey.model import Row
@@ -21,6 +22,7 @@ from rekey.stress.load import Generator, InProcess, LoadProcesses
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds, Notes, StressTest
+from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import Spread
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
@@ -211,6 +213,17 @@ def test_a_design_gives_its_distribution(rekey: Commands) -> None:
     rekey.project.script(named(USERS, "Users", "UsersV2"))
     name = mix_file(rekey, FILE.replace("partitions = 5\n", ""))
     assert "as in UsersV2" in rekey("stress", "--design", "0001", "--mix", name, *SHORT)
+
+
+async def test_a_design_of_a_part_gives_the_distribution_of_its_rows(memory: MemoryTableService) -> None:
+    await memory.create_table("Users")
+    for number in range(6):
+        await memory.table("Users").insert(user(f"u{number}@mail.example", "eu" if number < 2 else "us"))
+    target = Target("UsersV2", partition_key=keys.literal("all"), row_key=keys.keep())
+    where = rows.partition_key(equals="eu")
+    part = Migration("Users", target, capture="delta", where=where, reverse=False)
+    [spread], refused = await spread_of_rows(memory.table("Users"), part, exact=True, progress=Progress())
+    assert (spread.counts, refused) == ((2,), 0)
 
 
 def test_a_mistake_in_the_file_is_told_before_anything_is_asked(rekey: Commands) -> None:
