@@ -135,7 +135,7 @@ async def proxying(
         if secret_source is None
         else read_local("the token for new keys", "[proxy.access.token]", secret_source)
     )
-    mappers = {prepared.declared.migration.source: prepared.mapper for prepared in followed} if token else {}
+    mappers = [prepared.mapper for prepared in followed] if token else []
     accounts = connect(config)
 
     async def read(table: str, key: EntityKey) -> Row | None:

@@ -3,7 +3,7 @@ the application. No key is in an error, and nothing is logged."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -79,10 +79,14 @@ class Keys:
     """Serves new keys (`GET /_rekey/keys?table=…&pk=…&rk=…`), computed as in the copy: from the old key, or
     from the row with that key. The mapping is not opened; that is for `rekey lookup`, which records it."""
 
-    def __init__(self, token: bytes | None, mappers: Mapping[str, Mapper], read: Read) -> None:
+    def __init__(self, token: bytes | None, mappers: Sequence[Mapper], read: Read) -> None:
         """Create it. Without a token nobody gets keys; over http only this machine does."""
-        self._token, self._read = token, read
-        self._mappers = {name.lower(): (name, mapper) for name, mapper in mappers.items()}
+        self._token, self._mappers, self._read = token, mappers, read
+
+    def _mapper_of(self, table: str, key: EntityKey) -> Mapper | None:
+        """Return the mapper of the migration that has a row of a source, of which each may migrate a part."""
+        own = (mapper for mapper in self._mappers if mapper.migration.source.lower() == table.lower())
+        return next((mapper for mapper in own if mapper.migration.has(key)), None)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         if self._token is None:
@@ -97,14 +101,13 @@ class Keys:
             return text_response(HTTPStatus.UNAUTHORIZED, "a token is needed", "Bearer")
         if sorted(name for name, _ in request.query.items()) != _ASKED:
             return text_response(HTTPStatus.BAD_REQUEST, "give table, pk and rk, each once")
-        table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
         key, new = EntityKey(request.query["pk"], request.query["rk"]), None
-        if mapper is None or not mapper.migration.has(key):
+        if (mapper := self._mapper_of(request.query["table"], key)) is None:
             text = "no migration of this proxy has this source, or this row in its part of it"
             return text_response(HTTPStatus.NOT_FOUND, text)
         try:
             new = new_keys(mapper, key, None)
-            if new is None and (row := await self._read(table, key)) is not None:
+            if new is None and (row := await self._read(mapper.migration.source, key)) is not None:
                 new = new_keys(mapper, key, row)
         except TableMissing:
             pass
