@@ -176,6 +176,22 @@ def test_workers_leave_rows_of_others_in_a_shared_table(project: Project) -> Non
     assert (table.actual_rows, table.reread_buckets) == (ROWS, 0)
 
 
+def test_workers_copy_and_compare_the_part_that_is_migrated_alone(project: Project) -> None:
+    where = 'where=rows.partition_key(one_of=["p1", "p4"]), capture='
+    script = USERS_SCRIPT.replace("props\n", "props, rows\n", 1).replace("capture=", where, 1)
+    script_id = project.script(script)
+    stock = [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
+    _fill(project, "Users", stock)
+    part = [row for row in stock if row["PartitionKey"] in ("p1", "p4")]
+    with inline(project):
+        apply(project, script_id)
+    assert len(project.rows("UsersV2")) == len(part)
+    with inline(project), project.session(Options(executor=NAME)) as session:
+        report = commands.verify(session, script_id, mode=commands.Mode.FULL)
+    assert report.source_rows == len(part)
+    assert not report.findings
+
+
 def test_tasks_and_answers_hold_plain_data_and_no_key_or_secret(ready: Ready) -> None:
     ready.apply()
 
