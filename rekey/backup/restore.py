@@ -74,8 +74,16 @@ async def check_export(export: Export, advance: Advance, stop: Callable[[], None
         raise refusal("digest-differs", folder=export.folder)
 
 
-async def import_rows(export: Export, table: Table, writes: Writes) -> Imported:
+async def import_rows(
+    export: Export, table: Table, writes: Writes, *, takes: Callable[[Row], bool] | None = None
+) -> Imported:
     """Write the rows of an export that was checked to a table. The same call again writes what is left.
+
+    Args:
+        export: the export.
+        table: the table.
+        writes: how rows are written.
+        takes: tells which rows are written; None: all.
 
     Raises:
         Refused: a part has changed since it was checked.
@@ -122,7 +130,8 @@ async def import_rows(export: Export, table: Table, writes: Writes) -> Imported:
         except Refused as error:
             error.kept = "the rows of other parts that were written; it changed after it was checked"
             raise
-        operations = [Operation(Verb.INSERT, row) for row in rows]
+        taken = rows if takes is None else filter(takes, rows)
+        operations = [Operation(Verb.INSERT, row) for row in taken]
         await for_each(pack(operations, table.encoded_size), write, limit=limit)
 
     limit = max(1, writes.concurrency // _PARTS_AT_ONCE)

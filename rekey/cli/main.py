@@ -65,6 +65,7 @@ _COMMANDS = {
     "expire": "Erase the part of a mapping whose retention is over.",
     "export": "Write all rows of TABLE to files in FOLDER, encrypted.",
     "import": "Write the rows of the export in FOLDER to TABLE.",
+    "restore": "Bring a retired source back from its backup in FOLDER.",
     "diff": "Compare two tables, or an export and a table.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
@@ -87,7 +88,7 @@ _MEANT_COMMANDS = {
     "compare": "`rekey verify` compares the tables of a migration, `rekey diff A B` any two",
     **dict.fromkeys(("create", "generate", "make"), "`rekey new NAME` writes a script"),
     **dict.fromkeys(("backup", "dump"), "`rekey export TABLE FOLDER` writes a table to files"),
-    **dict.fromkeys(("restore", "load"), "`rekey import FOLDER TABLE` writes an export to a table"),
+    "load": "`rekey import FOLDER TABLE` writes an export to a table",
     **dict.fromkeys(
         ("stop", "cancel", "abort"), "`rekey pause` pauses; Ctrl-C ends a command, which checkpoints"
     ),

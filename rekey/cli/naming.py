@@ -105,14 +105,14 @@ def naming(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_named
 
 
-def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
+def check_reason(reason: str, keys: Sequence[EntityKey] = (), option: str = "--reason") -> None:
     """Refuse a reason (it is recorded) that is empty, or holds an address or a part of a key:
     click.UsageError."""
     if not reason.strip():
-        raise click.UsageError("--reason is empty; say why, a ticket's number for example")
+        raise click.UsageError(f"{option} is empty; say why, a ticket's number for example")
     parts = {part.lower() for key in keys for part in key if len(part) >= _TELLING}
     if _ADDRESS.search(reason) or any(part in reason.lower() for part in parts):
-        raise click.UsageError("--reason holds a part of the key, and it is recorded; say why, not whose")
+        raise click.UsageError(f"{option} holds a part of the key, and it is recorded; say why, not whose")
 
 
 def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, most: int) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
+from rekey.backup.folder import JOURNAL, MANIFEST, Export
+from rekey.cli.backup import opened
 from rekey.cli.naming import check_reason
-from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import SCRIPT, Shell, command
+from rekey.cli.project import Project, open_project, open_session
+from rekey.cli.shell import FOLDER, SCRIPT, Shell, command
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Options
 
 _MOVED = {"--subject": "erase", "--expired": "expire", "--cohort": "expire"}
@@ -44,7 +49,14 @@ def _instead(moved: str, words: Sequence[str]) -> str:
     return " ".join(line)
 
 
-@command("retire", cls=_Retire, example="rekey retire 0001 --table Users")
+def _opened(project: Project, declared: Declared, folder: Path) -> Export:
+    """Open the backup of a migration's source. Raises Refused where there is none yet, and as `opened`."""
+    if not (folder / MANIFEST).exists() and not (folder / JOURNAL).exists():
+        raise refusal("backup-not-there", folder=folder, source=declared.migration.source)
+    return opened(lambda: project.config, folder)
+
+
+@command("retire", cls=_Retire, example="rekey retire 0001 --table Users --backup users.export")
 @SCRIPT
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
 @click.option(
@@ -52,16 +64,34 @@ def _instead(moved: str, words: Sequence[str]) -> str:
     metavar="TEXT",
     help="Why the target holds fewer rows than the source; recorded. No name, no key.",
 )
-def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
+@click.option(
+    "--backup",
+    metavar="FOLDER",
+    type=FOLDER,
+    help="An export of the source: every row that is deleted must be in it as it is now.",
+)
+@click.option("--no-backup", metavar="TEXT", help="Why none is needed; recorded. No name, no key.")
+def retire(
+    shell: Shell,
+    script: str | None,
+    table: str | None,
+    reason: str | None,
+    backup: Path | None,
+    no_backup: str | None,
+) -> ExitCode:
     """Delete the source table of a completed migration.
 
     Of a migration with `where=` the rows of its part are deleted, and the table stays. Asks for `complete`,
-    for the end of the retention period, and for signed evidence that was verified. A row that changed after
-    the freeze is never deleted. Where the target holds fewer rows than the source, this asks for --reason.
-    There is no way back.
+    for the end of the retention period, for signed evidence that was verified, and for a backup (`rekey
+    export`) that holds every row of the source, from which `rekey restore` brings it back. A row that changed
+    after the freeze is never deleted. Where the target holds fewer rows than the source, this asks for
+    --reason.
     """
-    if reason is not None:
-        check_reason(reason)
+    for option, text in (("--reason", reason), ("--no-backup", no_backup)):
+        if text is not None:
+            check_reason(text, option=option)
+    if backup is not None and no_backup is not None:
+        raise click.UsageError("--backup and --no-backup contradict each other")
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.COMPLETE in applied and Phase.RETIRE not in applied
@@ -72,7 +102,11 @@ def retire(shell: Shell, script: str | None, table: str | None, reason: str | No
         deletes = "the source table" if declared.migration.where is None else "the rows of the part"
         question = f"This deletes {deletes} of {declared.script_id} for good. Type the source table's name"
         table = click.prompt(question, err=True)
-    with open_session(shell, project, Options(typed_table=table, reason=reason or "")) as session:
+    export = None if backup is None else _opened(project, declared, backup)
+    options = Options(
+        typed_table=table, reason=reason or "", backup=export, no_backup=(no_backup or "").strip()
+    )
+    with open_session(shell, project, options) as session:
         commands.retire(session, declared.script_id)
         last = session.state.phase_runs(declared.script_id)[-1]
     source, kept = declared.migration.source_label, ", ".join(declared.migration.table_names)

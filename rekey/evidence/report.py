@@ -14,7 +14,7 @@ from rekey.phases import shown as phase_name
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
 from rekey.present.text import moment
-from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
+from rekey.state.audit import BACKED_UP, ERASURE_BEGUN, ERASURE_ENDED
 from rekey.verify.report import label_of
 
 TAKEN_BACK = "taken back"
@@ -68,6 +68,7 @@ def render(files: Mapping[str, bytes]) -> str:
         pairs=pairs(amounts, "Rows of the last full verification", names),
         saw=_saw,
         gates=json.loads(files[contents.GATES]),
+        backups=[event for event in own if event["event"] == BACKED_UP],
         erasures=list(_erasures(own)),
         events=shown,
         others=len(events) - len(shown),

@@ -32,7 +32,7 @@ _LOOK_EVERY = 5
 _TARGET_WRITES = 24
 # Writes before the first command.
 _WRITES_BEFORE = 3
-_BUNDLE = "evidence"
+_BUNDLE, _BACKUP = "evidence", "backup"
 _NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
@@ -224,9 +224,10 @@ class Life:
         self._prove("retire-refused", self.witness.exists(source), source=source)
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE, why="evidence")
+        self._run("export", source, _BACKUP, why="backup")
         is_part = self._migration.where is not None
         why = "retire-part" if is_part else self.why_retired
-        self._run("retire", self._script_id, "--table", source, why=why)
+        self._run("retire", self._script_id, "--table", source, "--backup", _BACKUP, why=why)
         after = self.witness.compare_targets(expected.expected)
         figures = {"source": source, "rows": after.target_rows, "targets": targets}
         if is_part:

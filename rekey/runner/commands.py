@@ -21,6 +21,7 @@ from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import counted
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, authority
+from rekey.runner.backup import closed_by_backup
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.following import Follower
@@ -539,6 +540,7 @@ def retire(session: Session, script_id: str) -> None:
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [reason("not-complete", script=script_id)]
     reasons = reasons or session.do(closed_by_count(run))
+    reasons = reasons or session.do(closed_by_backup(run))
     session.do(_pass_gate(run, Phase.RETIRE, reasons, reason("see-what-is-missing", script=script_id)))
     session.carry_out(script_id, Phase.RETIRE)
     session.do(expire_removed(run))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rekey.backup.folder import Export
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.driver import Pool
 from rekey.copy.write import Copier
@@ -62,6 +63,10 @@ class Options:
     follow: bool = False
     # Why rows may go that cannot be proved to be on the other side; recorded.
     reason: str = ""
+    # The export that holds the rows which `retire` deletes.
+    backup: Export | None = None
+    # Why `retire` needs none; recorded.
+    no_backup: str = ""
     # Do not make writers wait after this time, in ticks.
     freeze_by: int | None = None
     # Believe data keys that a public key wrapped and that have no proof.

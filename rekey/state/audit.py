@@ -29,6 +29,9 @@ _LARGEST_INTEGER = 2**53 - 1
 EVIDENCE_EXPORTED = "evidence-exported"
 EVIDENCE_VERIFIED = "evidence-verified"
 
+# Event: the export that was compared with the source before `retire` deletes it, or why there is none.
+BACKED_UP = "retire-backup"
+
 # Event: index tables were handed over to the application after `complete`.
 HANDED_OVER = "handed-over"
 

@@ -199,7 +199,7 @@ def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_p
     )
     assert printed.startswith("A whole migration, on a local Azurite")
     shown = [line.split()[2] for line in printed.splitlines() if line.startswith("$ rekey ")]
-    assert {"plan", "apply", "status", "verify", "rollback", "retire", "evidence"} == set(shown)
+    assert {"plan", "apply", "status", "verify", "rollback", "retire", "evidence", "export"} == set(shown)
     assert "  Stopped before cutover." in printed, "what commands print is shown"
     assert "\n  → " in printed, "and why they are run"
     assert "Passed: everything was as it must be, after every step." in printed

@@ -152,7 +152,7 @@ def test_a_whole_life_says_nothing(watched: Watched) -> None:
     run("evidence", "verify", "evidence", *LOUD).ended(0)
     run("evidence", "recompute", "evidence", "--json", *LOUD)
     time.sleep(2)  # a retention of one second, by a clock that tells whole seconds
-    run("retire", "--table", project.source, *LOUD).ended(0)
+    run("retire", "--table", project.source, "--no-backup", "a test", *LOUD).ended(0)
     run("status", *LOUD).ended(0)
     watched.check()
 

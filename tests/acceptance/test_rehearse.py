@@ -113,7 +113,7 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     report = rehearse(script, rows=120, narrator=Briefly(lambda _: None), folder=tmp_path / "own")
     assert report.passed, report.failure
     assert not [step for step in report.steps if "--writers-stopped" in step.words]
-    last = ["handover", "verify", "handover", "retire", "evidence", "evidence", "retire", "status"]
+    last = ["handover", "verify", "handover", "retire", "evidence", "evidence", "export", "retire", "status"]
     assert _commands(report)[-len(last) :] == last
     proofs = "\n".join(report.proofs)
     for proof in (

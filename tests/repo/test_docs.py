@@ -446,7 +446,7 @@ def test_the_recording_of_the_demo_shows_all_of_it_and_no_key() -> None:
     lines = [part.text or "" for part in recording.iter("{http://www.w3.org/2000/svg}text")]
     typed = [line.split()[2] for line in lines if line.startswith("$ rekey ")]
     assert list(dict.fromkeys(typed)) == [
-        *("plan", "apply", "status", "verify", "rollback", "retire", "evidence"),
+        *("plan", "apply", "status", "verify", "rollback", "retire", "evidence", "export"),
     ]
     assert "Passed: everything was as it must be, after every step." in lines
     assert not any("@" in line for line in lines), "an e-mail address is a key of this table"

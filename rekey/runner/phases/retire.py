@@ -16,6 +16,7 @@ from rekey.phases import ControlPhase
 from rekey.present.text import counted
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
+from rekey.runner.backup import backup_folder
 from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.backfill import estimated_rows
 from rekey.runner.phases.complete import QUIET_AT
@@ -52,6 +53,9 @@ async def gate(run: Run) -> list[str]:
         reasons.append(reason("evidence-missing"))
     if not run.is_delta and await any_intent(run):
         reasons.append(reason("intents-left", script=run.script_id))
+    is_named = run.options.backup is not None or run.options.no_backup
+    if not is_named and await run.tables.table_exists(run.source.name):
+        reasons.append(reason("no-backup", source=run.source, folder=backup_folder(run.script_id)))
     if not await run.tables.table_exists(run.targets[0].name):
         reasons.append(reason("target-missing", target=run.targets[0]))
     return reasons

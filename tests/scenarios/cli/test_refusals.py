@@ -271,7 +271,7 @@ def test_a_second_runner_exits_3_while_status_and_plan_go_on(rekey: Commands, pr
             ("apply",),
             ("verify",),
             ("rollback", "--drop-targets"),
-            ("retire", "--table", "Users"),
+            ("retire", "--table", "Users", "--no-backup", "a test"),
         ):
             said = rekey(*words, code=3)
             assert f"pid {os.getpid()}" in said.err

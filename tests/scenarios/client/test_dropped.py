@@ -342,7 +342,10 @@ def test_the_life_in_capture_delta(commands_on: CommandsOn, tmp_path: Path) -> N
     with project.session() as session:
         prove(session.config, session.scripts[ID], session.state)
     new = project.rows("TicketsV2")
-    assert "11 rows of Tickets that no kind takes go with it" in rekey("retire", "--table", "Tickets").err
+    assert (
+        "11 rows of Tickets that no kind takes go with it"
+        in rekey("retire", "--table", "Tickets", "--no-backup", "a test").err
+    )
     assert project.rows("TicketsV2") == new
     assert not asyncio.run(project.tables.table_exists("Tickets"))
 

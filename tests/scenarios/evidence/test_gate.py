@@ -12,7 +12,7 @@ from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.worlds.projects import USERS_SCRIPT, Project, lived
 
-RETIRE = ("retire", "0001", "--table", "Users")
+RETIRE = ("retire", "0001", "--table", "Users", "--no-backup", "a test")
 MISSING = "no signed evidence"
 
 

@@ -72,7 +72,7 @@ def test_status_says_how_many_rows_are_not_migrated_until_they_are_gone(complete
     [status] = complete("status", "--json").json["migrations"]
     assert status["verification"]["not_migrated_rows"] == 10
     proved(complete.project)
-    complete("retire", "--table", "Tickets")
+    complete("retire", "--table", "Tickets", "--no-backup", "a test")
     assert "not migrated" not in complete("status").out
 
 
@@ -82,7 +82,7 @@ def test_status_says_how_many_rows_are_not_migrated_until_they_are_gone(complete
 def test_retire_needs_no_reason_for_rows_that_the_script_drops(complete: Commands) -> None:
     project = complete.project
     proved(project)
-    said = complete("retire", "--table", "Tickets")
+    said = complete("retire", "--table", "Tickets", "--no-backup", "a test")
     assert "10 rows of Tickets that no kind takes go with it" in said.err
     assert events(project, "retire-counted") == [
         {"source_rows": 30, "target_rows": 20, "rows_not_migrated": 10, "reason": ""}
@@ -94,7 +94,10 @@ def test_retire_asks_for_a_reason_where_a_migrated_row_is_missing(complete: Comm
     project = complete.project
     proved(project)
     delete(project, "TicketsV2", {"PartitionKey": "eu", "RowKey": "open:0"})
-    assert "TicketsV2 holds 19 rows, Tickets 20" in complete("retire", "--table", "Tickets", code=3).err
+    assert (
+        "TicketsV2 holds 19 rows, Tickets 20"
+        in complete("retire", "--table", "Tickets", "--no-backup", "a test", code=3).err
+    )
     assert len(project.rows("Tickets")) == len(STOCK)
 
 

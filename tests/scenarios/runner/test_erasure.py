@@ -237,7 +237,7 @@ def test_after_the_source_is_retired_its_name_is_nobodys(rekey: Commands) -> Non
     source = project.scripts[SCRIPT].migration.source
     with project.session() as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
-    rekey("retire", "--table", source)
+    rekey("retire", "--table", source, "--no-backup", "a test")
     project.clock.advance(120)
     asyncio.run(project.fill(source, [row]))
     said = erase(rekey, *by_old(row))
@@ -352,7 +352,7 @@ def test_options_that_do_not_belong_together_are_refused(users: Commands) -> Non
         ("expire", "--cohort", "2024-01", "--confirm", "0001_users"),
         ("expire", "--reason", "so"),
         ("expire", "--cohort", "2024-01", "--reason", " "),
-        ("retire", "--table", "Users", "--reason", "somebody@mail.example"),
+        ("retire", "--table", "Users", "--no-backup", "a test", "--reason", "somebody@mail.example"),
         ("retire", "--old", "a", "b"),
     ):
         users(*words, code=2)

@@ -264,7 +264,7 @@ def test_a_target_that_another_migration_has_retired_is_nobodys(posts: Commands)
     project.clock.advance(60)
     with project.session() as session:
         prove(session.config, session.scripts["0002_again"], session.state)
-    posts("retire", "0002", "--table", "PostsV2")
+    posts("retire", "0002", "--table", "PostsV2", "--no-backup", "a test")
     project.clock.advance(120)
     [main] = keys["PostsV2"]
     strangers = {"PartitionKey": main.partition, "RowKey": main.row}

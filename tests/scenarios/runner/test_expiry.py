@@ -483,7 +483,7 @@ def test_status_and_doctor_say_what_is_over_and_the_command_that_erases_it(rekey
     assert doctor(rekey) == []
     with rekey.project.session() as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
-    rekey("retire", "--table", "Users")
+    rekey("retire", "--table", "Users", "--no-backup", "a test")
     rekey.project.clock.advance(LEASE_S + 131 * DAY)
     told = rekey("status").out
     assert f"mapping       over: 2024-01; `rekey expire {SCRIPT}` erases it" in told
@@ -534,5 +534,5 @@ def test_retiring_the_source_asks_for_no_other_evidence_than_before(rekey: Comma
     with rekey.project.session() as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
     rekey("erase", *by_old(subject(rekey)), *WHY)
-    rekey("retire", "--table", "Users")
+    rekey("retire", "--table", "Users", "--no-backup", "a test")
     assert not asyncio.run(rekey.project.tables.table_exists("Users"))

@@ -107,7 +107,7 @@ def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, captur
     assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
     apply(project, Phase.COMPLETE)
     assert phases(project) == [ControlPhase.COMPLETE] * 3
-    with project.session(Options(typed_table="Users0")) as session:
+    with project.session(Options(typed_table="Users0", no_backup="a test")) as session:
         prove(session.config, session.scripts["0000_users"], session.state)
         commands.retire(session, "0000_users")
     assert phases(project) == [ControlPhase.RETIRED, *[ControlPhase.COMPLETE] * 2]

@@ -419,7 +419,10 @@ def test_evidence_of_before_the_handover_does_not_open_the_gate_before_retire(po
     with posts.session() as session:
         prove(session.config, session.scripts[posts.script_id], session.state)
     handed_over(posts)
-    with posts.session(Options(typed_table="Posts")) as session, pytest.raises(GateClosed, match="evidence"):
+    with (
+        posts.session(Options(typed_table="Posts", no_backup="a test")) as session,
+        pytest.raises(GateClosed, match="evidence"),
+    ):
         commands.retire(session, posts.script_id)
 
 

@@ -76,11 +76,11 @@ def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     done = rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     assert "rekey evidence export evidence-0001_users 0001_users" in done.out
     assert "no way back" in rekey("rollback", "--writers-stopped", code=3).err
-    assert "no signed evidence" in rekey("retire", "--table", "Users", code=3).err
+    assert "no signed evidence" in rekey("retire", "--table", "Users", "--no-backup", "a test", code=3).err
     prove_it(rekey)
     assert "rekey retire 0001_users --table Users" in rekey("status").out
-    assert "typed" in rekey("retire", "--table", "UsersV2", code=3).err
-    assert "Users is deleted" in rekey("retire", "--table", "Users").out
+    assert "typed" in rekey("retire", "--table", "UsersV2", "--no-backup", "a test", code=3).err
+    assert "Users is deleted" in rekey("retire", "--table", "Users", "--no-backup", "a test").out
     assert "Users is deleted" in rekey("status").out
     assert "Nothing to apply" in rekey("apply").out
     assert "Nothing to plan" in rekey("plan").out
@@ -102,7 +102,7 @@ def test_the_same_life_in_json(rekey: Commands) -> None:
     assert (back["undone"], back["status"]["control"]["phase"]) == (["cutover"], "dual_write")
     rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT, "--json")
     prove_it(rekey)
-    assert rekey("retire", "--table", "Users", "--json").json["deleted"] == "Users"
+    assert rekey("retire", "--table", "Users", "--no-backup", "a test", "--json").json["deleted"] == "Users"
     [status] = rekey("status", "--json").json["migrations"]
     assert (status["control"]["phase"], status["safe"]) == ("retired", True)
 
@@ -242,7 +242,13 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
         return "Users"
 
     monkeypatch.setattr("click.prompt", answer)
-    assert run(["retire"], Surroundings(project.connect, project.clock, is_terminal=True)) == 0
+    assert (
+        run(
+            ["retire", "--no-backup", "a test"],
+            Surroundings(project.connect, project.clock, is_terminal=True),
+        )
+        == 0
+    )
     assert len(asked) == 1
     assert "Users is deleted" in capsys.readouterr().out
 
@@ -281,7 +287,8 @@ def test_a_rollback_to_the_source_wants_to_know_about_the_targets(at_gate: Comma
 
 
 @pytest.mark.parametrize(
-    "words", [("verify",), ("rollback", "--drop-targets"), ("retire", "--table", "Users")]
+    "words",
+    [("verify",), ("rollback", "--drop-targets"), ("retire", "--table", "Users", "--no-backup", "a test")],
 )
 def test_a_command_before_begin_fails(rekey: Commands, project: Project, words: tuple[str, ...]) -> None:
     assert "has not begun" in rekey(*words, code=3).err

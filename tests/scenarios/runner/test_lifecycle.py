@@ -154,7 +154,7 @@ def test_the_whole_life_with_a_way_back_in_it(at_gate: Project) -> None:
     done = apply(at_gate, Phase.COMPLETE)
     assert done.phases == (Phase.COMPLETE,)
     assert actual(at_gate) == expected(at_gate)
-    with at_gate.session(Options(typed_table="Users")) as session:
+    with at_gate.session(Options(typed_table="Users", no_backup="a test")) as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
         commands.retire(session, SCRIPT)
     assert control_phase(at_gate) is ControlPhase.RETIRED
@@ -244,22 +244,25 @@ def test_changes_made_before_writers_stopped_are_in_the_target_after_cutover(at_
 
 def test_retire_asks_for_the_name_the_phase_and_the_retention(cut_over: Project) -> None:
     with (
-        cut_over.session(Options(typed_table="Users")) as session,
+        cut_over.session(Options(typed_table="Users", no_backup="a test")) as session,
         pytest.raises(GateClosed, match="complete"),
     ):
         commands.retire(session, SCRIPT)
     apply(cut_over, Phase.COMPLETE)
-    with cut_over.session(Options(typed_table="users")) as session, pytest.raises(GateClosed, match="typed"):
+    with (
+        cut_over.session(Options(typed_table="users", no_backup="a test")) as session,
+        pytest.raises(GateClosed, match="typed"),
+    ):
         commands.retire(session, SCRIPT)
     toml = cut_over.folder / "rekey.toml"
     toml.write_text(toml.read_text().replace('retention = "0s"', 'retention = "1d"'))
     with (
-        cut_over.session(Options(typed_table="Users")) as session,
+        cut_over.session(Options(typed_table="Users", no_backup="a test")) as session,
         pytest.raises(GateClosed, match="ends at"),
     ):
         commands.retire(session, SCRIPT)
     cut_over.clock.advance(86_401)
-    with cut_over.session(Options(typed_table="Users")) as session:
+    with cut_over.session(Options(typed_table="Users", no_backup="a test")) as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
         commands.retire(session, SCRIPT)
     assert control_phase(cut_over) is ControlPhase.RETIRED
@@ -270,7 +273,10 @@ def test_retire_never_deletes_a_row_that_changed_after_the_freeze(cut_over: Proj
     cut_over.clock.advance(60)
     source = cut_over.tables.table("Users")
     asyncio.run(source.merge({"PartitionKey": "p0", "RowKey": "user0000@example.com", "Nm": "late"}))
-    with cut_over.session(Options(typed_table="Users")) as session, pytest.raises(Findings) as found:
+    with (
+        cut_over.session(Options(typed_table="Users", no_backup="a test")) as session,
+        pytest.raises(Findings) as found,
+    ):
         prove(session.config, session.scripts[SCRIPT], session.state)
         commands.retire(session, SCRIPT)
     assert "example" not in str(found.value)

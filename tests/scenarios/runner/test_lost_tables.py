@@ -441,7 +441,7 @@ def test_a_smaller_target_blocks_retire(users: Commands, lose: Callable[[Project
     project = users.project
     prove_all(project)
     lose(project, "UsersV2")
-    refused = users("retire", "--table", "Users", code=3)
+    refused = users("retire", "--table", "Users", "--no-backup", "a test", code=3)
     assert "UsersV2 does not exist" in refused.err or f"UsersV2 holds 0 rows, Users {ROWS}" in refused.err
     assert len(project.rows("Users")) == ROWS
 
@@ -458,13 +458,13 @@ def test_a_deleted_source_is_retired(users: Commands) -> None:
 def test_the_source_is_retired_for_a_recorded_reason(users: Commands) -> None:
     complete(users)
     project = users.project
-    with project.session(Options(typed_table="Users")) as session:
+    with project.session(Options(typed_table="Users", no_backup="a test")) as session:
         prove(session.config, session.scripts[SCRIPT], session.state)
         with pytest.raises(Refused, match="reason"):
             asyncio.run(project.tables.table("UsersV2").delete(key_of(project.rows("UsersV2")[0])))
             commands.retire(session, SCRIPT)
     assert events(project, "retire-counted")[-1]["reason"] == ""
-    users("retire", "--table", "Users", "--reason", "closed accounts")
+    users("retire", "--table", "Users", "--no-backup", "a test", "--reason", "closed accounts")
     assert events(project, "retire-counted")[-1] == {
         "source_rows": ROWS,
         "target_rows": ROWS - 1,

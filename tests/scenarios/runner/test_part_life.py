@@ -127,7 +127,7 @@ def test_a_tenant_lives_its_whole_life_in_capture_delta(project: Project, comman
     prove(rekey)
     said = rekey("evidence", "recompute", str(project.folder / "bundle"), "--mapping").out
     assert "source Invoices: 30 rows, as many rows" in said
-    told = rekey("retire", "--table", "Invoices").out
+    told = rekey("retire", "--table", "Invoices", "--no-backup", "a test").out
     assert "part of Invoices" in told and "is deleted" in told
     assert project.rows("Invoices") == untouched
     assert [content_of(row) for row in project.rows("InvoicesV2")] == held
@@ -175,11 +175,11 @@ def test_retire_keeps_a_row_that_changed_after_the_freeze(project: Project, comm
     prove(rekey)
     late = invoice(2, Late=True)
     asyncio.run(project.tables.table("Invoices").replace(late))
-    rekey("retire", "--table", "Invoices", code=1)
+    rekey("retire", "--table", "Invoices", "--no-backup", "a test", code=1)
     assert [content_of(row) for row in part_of(project.rows("Invoices"))] == [late]
     assert beside(project) == untouched
     asyncio.run(project.tables.table("Invoices").delete(key_of(late)))
-    rekey("retire", "--table", "Invoices")
+    rekey("retire", "--table", "Invoices", "--no-backup", "a test")
     assert project.rows("Invoices") == untouched
 
 
@@ -240,7 +240,7 @@ def pages_read(project: Project, commands_on: CommandsOn) -> Counter[str]:
         rekey(*words)
     prove(rekey)
     command = "retire"
-    rekey("retire", "--table", "Invoices")
+    rekey("retire", "--table", "Invoices", "--no-backup", "a test")
     return pages
 
 

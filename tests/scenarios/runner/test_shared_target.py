@@ -149,7 +149,7 @@ def test_two_tables_merge_at_the_same_time_in_capture_delta(
         rekey("evidence", "verify", bundle)
         # FR was not verified since the application wrote in the new view.
         rekey("evidence", "recompute", bundle, "--mapping", code=0 if script_id == DE else 1)
-        rekey("retire", script_id, "--table", table)
+        rekey("retire", script_id, "--table", table, "--no-backup", "a test")
     assert len(of_region(project, "Orders", "DE")) == 38
     assert len(of_region(project, "Orders", "FR")) == 32
     assert others(project) == untouched

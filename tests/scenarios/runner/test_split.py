@@ -97,7 +97,7 @@ def test_months_live_their_life_together(project: Project, rekey: Commands) -> N
         bundle = str(project.folder / month)
         rekey("evidence", "export", bundle, script_id)
         rekey("evidence", "verify", bundle)
-        rekey("retire", script_id, "--table", "Logs")
+        rekey("retire", script_id, "--table", "Logs", "--no-backup", "a test")
         assert month not in map(month_of, project.rows("Logs"))
     assert project.rows("Logs") == untouched
     assert sum(len(project.rows(f"Logs{month}")) for month in MONTHS.values()) == 80

@@ -168,7 +168,7 @@ def test_rows_in_the_target_account_are_erased_and_proved(lives: Lives) -> None:
     assert erased == {"PostsV2@targets": 1, "PostsByTag": 2}
     assert len(rekey.project.rows("PostsV2@targets")) == 11
     assert rekey("evidence", "recompute", folder, "--json", code=1).json
-    rekey("retire", "--table", "Posts")
+    rekey("retire", "--table", "Posts", "--no-backup", "a test")
     assert not asyncio.run(rekey.project.tables.table_exists("Posts"))
 
 

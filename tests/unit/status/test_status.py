@@ -179,7 +179,7 @@ SAFE = {
     "complete": Situation(
         facts(ControlPhase.COMPLETE, Phase.COMPLETE),
         "rollback is no longer possible",
-        "retire 0001_users --table Users",
+        "retire 0001_users --table Users --backup backup-0001_users",
     ),
     "complete, without evidence": Situation(
         facts(ControlPhase.COMPLETE, Phase.COMPLETE, events=()),
@@ -237,7 +237,7 @@ def test_the_retention_period_is_said_with_its_end() -> None:
     assert waiting.retention_ends_at == "2024-01-02T01:00:00.0000000Z"
     assert "2024-01-02 01:00:00Z" in waiting.verdict.remark
     over = judge(facts(ControlPhase.COMPLETE, Phase.COMPLETE, control=row, gates=Gates(retention_s=60)))
-    assert over.verdict.remark == "this deletes Users"
+    assert over.verdict.remark == "this deletes Users; first `rekey export Users backup-0001_users`"
 
 
 def test_the_control_row_is_believed_before_the_ledger() -> None:

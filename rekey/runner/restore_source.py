@@ -1,0 +1,69 @@
+"""Brings a retired source back from the backup that it was retired with."""
+
+from __future__ import annotations
+
+from rekey.backup.folder import Export
+from rekey.backup.restore import Imported, Writes, check_export, import_rows
+from rekey.phases import ControlPhase
+from rekey.runner.backup import described
+from rekey.runner.refusals import refusal
+from rekey.runner.remaining import rows_up_to
+from rekey.runner.run import Run
+from rekey.runner.session import Session
+from rekey.state.audit import BACKED_UP
+
+# Audit event: rows were brought back.
+RESTORED = "source-restored"
+# Fact: the export that the source is being brought back from.
+RESTORING = "restoring"
+
+
+def restore_source(session: Session, script_id: str, export: Export) -> Imported:
+    """Bring the retired source of a migration back from its backup: of a part, the rows of the part. Rows
+    that are there are left. The same call again finishes it.
+
+    Raises:
+        Refused: the migration is not retired, the export is not the backup it was retired with or was
+            changed, or the source holds rows, or is a target by now.
+    """
+    run = session.resume(script_id)
+    control = session.do(run.control.read())
+    if control is None or control.phase is not ControlPhase.RETIRED:
+        phase = "nothing" if control is None else control.phase
+        raise refusal("not-retired", script=script_id, phase=phase)
+    source, backup = run.source, export.manifest.header.export
+    backups = [event.details["backup"] for event in run.state.audit_events(script_id, event=BACKED_UP)]
+    if backups and (backups[-1] is None or backups[-1]["export"] != backup):
+        raise refusal("not-the-backup", folder=export.folder, script=script_id, source=source)
+    fillers = [name for name, script in session.scripts.items() if source.name.lower() in script.fills]
+    if filling := [name for name in fillers if session.ledger.applied(name)]:
+        raise refusal("source-is-target", source=source, scripts=", ".join(filling), folder=export.folder)
+    if run.state.get_fact(script_id, RESTORING) != backup:
+        if session.do(rows_up_to(source, 1)):
+            raise refusal("source-holds-rows", source=source, script=script_id, folder=export.folder)
+        run.state.set_fact(script_id, RESTORING, backup)
+    done = session.do(_restored(run, export))
+    run.state.audit(RESTORED, script_id, {"backup": described(export), **done.as_json()})
+    run.state.set_fact(script_id, RESTORING, None)
+    return done
+
+
+async def _restored(run: Run, export: Export) -> Imported:
+    total = export.manifest.rows
+    with run.progress.task(f"check {export.folder.name}", total=total) as advance:
+        await check_export(export, advance, run.check)
+    name = run.source.name
+    if not await run.tables.table_exists(name):
+        await run.tables.create_table(name)
+    with run.progress.task(f"restore {name}", total=total) as advance:
+        writes = Writes(
+            replace=False,
+            concurrency=run.config.limits.concurrency,
+            throttle=run.copier.throttle,
+            advance=advance,
+            stop=run.check,
+        )
+        # The export may hold the other rows of the table, which were not deleted.
+        part = run.declared.migration.key_spaces.get(name)
+        table = run.tables.multi_writer_table(name)
+        return await import_rows(export, table, writes, takes=None if part is None else part.has)
