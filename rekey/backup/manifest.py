@@ -194,13 +194,21 @@ def _without_proof(document: dict[str, Any]) -> dict[str, Any]:
 def uncovered(parts: Iterable[Part]) -> list[KeyRange]:
     """Return the ranges of keys that parts in service order leave open. Raises ValueError when parts overlap,
     or are not in order."""
+    return left_open([part.within for part in parts])
+
+
+def left_open(covered: Iterable[KeyRange], *, is_ordered: bool = True) -> list[KeyRange]:
+    """Return the ranges of keys that others leave open. Raises ValueError when these overlap, or are not in
+    service order although they should be."""
+    if not is_ordered:
+        covered = sorted(covered, key=lambda within: _lower(within.after))
     ranges: list[KeyRange] = []
     end: EntityKey | None = None
     at_last = False
-    for part in parts:
-        after, upto = part.within.after, part.within.upto
+    for within in covered:
+        after, upto = within.after, within.upto
         if at_last or _lower(after) < _lower(end) or _upper(upto) <= _lower(after):
-            raise ValueError("parts overlap, or are not in order")
+            raise ValueError("ranges overlap, or are not in order")
         if after != end:
             ranges.append(KeyRange(end, after))
         end, at_last = upto, upto is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rekey.backup.folder import Export
 from rekey.backup.refusals import refusal
@@ -23,6 +24,8 @@ from rekey.verify.bucket_digests import BucketDigests
 from rekey.verify.digest import Digester
 from rekey.verify.settle import compare
 
+T = TypeVar("T")
+
 # Parts whose rows are in memory: one is read while another is written.
 _PARTS_AT_ONCE = 2
 
@@ -39,6 +42,15 @@ class Imported:
     replaced: int = 0
     # Other content is there, and was left.
     differing: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.inserted + self.unchanged + self.replaced + self.differing
+
+    def add(self, other: Imported) -> None:
+        """Add what became of other rows."""
+        for name, rows in other.as_json().items():
+            setattr(self, name, getattr(self, name) + rows)
 
     def as_json(self) -> dict[str, int]:
         return members(self)
@@ -74,6 +86,53 @@ async def check_export(export: Export, advance: Advance, stop: Callable[[], None
         raise refusal("digest-differs", folder=export.folder)
 
 
+class Writer:
+    """Writes rows to a table: what is absent is inserted; what differs is left, or overwritten."""
+
+    def __init__(self, table: Table, writes: Writes) -> None:
+        self._table, self._writes = table, writes
+        self._throttle = writes.throttle.of(table.name)
+
+    def operations(self, rows: Iterable[Row]) -> list[Operation]:
+        """Return what `write` takes, for rows in service order."""
+        return [Operation(Verb.INSERT, row) for row in rows]
+
+    def batches(self, operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+        return pack(operations, self._table.encoded_size)
+
+    async def write(self, batch: Sequence[Operation]) -> Imported:
+        """Write a batch of `batches`; return what became of it. Raises what `writes.stop` raises, and
+        ServiceError."""
+        self._writes.stop()
+        present = await self._sent(batch, insert_absent(self._table, batch))
+        differing = [
+            operation
+            for operation in batch
+            if operation.key in present and compare(operation.row, present[operation.key])
+        ]
+        done = Imported(len(batch) - len(present), len(present) - len(differing))
+        if self._writes.replace:
+            await self._overwrite(differing)
+            done.replaced = len(differing)
+        else:
+            done.differing = len(differing)
+        self._writes.advance(len(batch))
+        return done
+
+    async def _overwrite(self, differing: Iterable[Operation]) -> None:
+        for batch in self.batches([Operation(Verb.INSERT_OR_REPLACE, each.row) for each in differing]):
+            if len(batch) == 1:
+                await self._sent(batch, self._table.upsert(batch[0].row))
+            else:
+                await self._sent(batch, self._table.transact(batch))
+
+    async def _sent(self, batch: Sequence[Operation], request: Awaitable[T]) -> T:
+        partition = (self._table.name, batch[0].row[PARTITION_KEY])
+        await self._throttle.take(len(batch), partition, RequestKind.BATCH)
+        with self._throttle.taken(len(batch), partition, RequestKind.BATCH):
+            return await request
+
+
 async def import_rows(
     export: Export, table: Table, writes: Writes, *, takes: Callable[[Row], bool] | None = None
 ) -> Imported:
@@ -90,38 +149,10 @@ async def import_rows(
         ServiceError: rows could not be written.
         Interrupted: `writes.stop` raised it.
     """
-    done = Imported()
-    throttle = writes.throttle.of(table.name)
+    writer, done = Writer(table, writes), Imported()
 
     async def write(batch: Sequence[Operation]) -> None:
-        writes.stop()
-        partition = (table.name, batch[0].row[PARTITION_KEY])
-        await throttle.take(len(batch), partition, RequestKind.BATCH)
-        with throttle.taken(len(batch), partition, RequestKind.BATCH):
-            present = await insert_absent(table, batch)
-        differing = [
-            operation
-            for operation in batch
-            if operation.key in present and compare(operation.row, present[operation.key])
-        ]
-        done.inserted += len(batch) - len(present)
-        done.unchanged += len(present) - len(differing)
-        if writes.replace:
-            await overwrite(differing, partition)
-            done.replaced += len(differing)
-        else:
-            done.differing += len(differing)
-        writes.advance(len(batch))
-
-    async def overwrite(differing: Sequence[Operation], partition: tuple[str, str]) -> None:
-        replacing = [Operation(Verb.INSERT_OR_REPLACE, operation.row) for operation in differing]
-        for batch in pack(replacing, table.encoded_size):
-            await throttle.take(len(batch), partition, RequestKind.BATCH)
-            with throttle.taken(len(batch), partition, RequestKind.BATCH):
-                if len(batch) == 1:
-                    await table.upsert(batch[0].row)
-                else:
-                    await table.transact(batch)
+        done.add(await writer.write(batch))
 
     async def write_part(number: int) -> None:
         # Read again, not kept: its SHA-256 is compared once more.
@@ -130,9 +161,8 @@ async def import_rows(
         except Refused as error:
             error.kept = "the rows of other parts that were written; it changed after it was checked"
             raise
-        taken = rows if takes is None else filter(takes, rows)
-        operations = [Operation(Verb.INSERT, row) for row in taken]
-        await for_each(pack(operations, table.encoded_size), write, limit=limit)
+        operations = writer.operations(rows if takes is None else filter(takes, rows))
+        await for_each(writer.batches(operations), write, limit=limit)
 
     limit = max(1, writes.concurrency // _PARTS_AT_ONCE)
     with patient_collector():

@@ -63,6 +63,7 @@ _COMMANDS = {
     "lookup": "Show which old key became which new keys, and back.",
     "erase": "Erase rows from the mapping and from the source table.",
     "expire": "Erase the part of a mapping whose retention is over.",
+    "copy": "Copy tables under unchanged keys, and verify every row.",
     "export": "Write all rows of TABLE to files in FOLDER, encrypted.",
     "import": "Write the rows of the export in FOLDER to TABLE.",
     "restore": "Bring a retired source back from its backup in FOLDER.",

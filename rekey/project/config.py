@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_in_target_account, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
+from rekey.project.connection_string import ConnectionString
 from rekey.project.entra import Entra, read_entra
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -424,6 +425,8 @@ def account_key(account: Account) -> str | None:
     value = os.environ.get(account.key_env, "").strip()
     if not value:
         raise refusal("key-not-set", variable=account.key_env)
+    if (named := ConnectionString.read(value, account.key_env)) is not None:
+        value = named.key or AZURITE_KEY
     try:
         base64.b64decode(value, validate=True)
     except ValueError:

@@ -40,6 +40,26 @@ def test_every_value_and_key_of_the_contract_survives_on_azurite(tmp_path: Path,
         assert canonical_content(after[key]) == canonical_content(row)
 
 
+def test_a_copy_to_another_account_that_was_killed_is_continued(tmp_path: Path, azurite: Azurite) -> None:
+    project = Project(tmp_path, azurite, elsewhere=azurite.targets)
+    project.fill([*every_value(), *generic(2_000, partitions=10)])
+    accounts = {"OLD": azurite.tables, "NEW": azurite.targets}
+    variables = {
+        name: f"AccountName={account.name};AccountKey={account.key};TableEndpoint={account.endpoint}"
+        for name, account in accounts.items()
+    }
+    words = ("copy", f"OLD/{project.source}", "NEW/", "--json")
+    running = project.start(*words, "--rate", "500", **variables)
+    running.until(lambda: any(path.stat().st_size > 100 for path in tmp_path.glob("rekey-copy-*/*.journal")))
+    running.kill()
+    ran = project.run(*words, **variables).ended(0)
+    before, after = project.wire.contents(project.source), project.wire.contents(project.target)
+    assert ran.document["tables"][0]["rows"] == len(before) > 2_000
+    assert before.keys() == after.keys()
+    for key, row in before.items():
+        assert canonical_content(after[key]) == canonical_content(row)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_killed_ten_times_an_export_ends_as_if_undisturbed(tmp_path: Path, azurite: Azurite) -> None:

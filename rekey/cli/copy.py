@@ -1,0 +1,305 @@
+"""`rekey copy`: copy tables to another account or name under unchanged keys, and verify every row. Needs no
+project: what it needs it writes into a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rekey.backup.compare import compare
+from rekey.backup.copying import Journal, Watched, copy_rows
+from rekey.backup.refusals import refusal
+from rekey.backup.restore import Writer, Writes
+from rekey.cli.backup import Work, run
+from rekey.cli.places import Place
+from rekey.cli.shell import FOLDER, Shell, command, flag
+from rekey.core.key_space import KeySpace
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, table_name_problem
+from rekey.declaration.key_space import space_of
+from rekey.declaration.rows import AllOf, Condition, partition_key, row_key
+from rekey.errors import ExitCode, TableMissing, reason_of
+from rekey.model import PARTITION_KEY, ROW_KEY
+from rekey.present.text import counted
+from rekey.project.config import Config, is_same_account, load_config
+from rekey.project.privatefiles import write_whole
+from rekey.runner.remaining import rows_up_to
+from rekey.state.filelock import FileLock
+from rekey.tables.base import Table, holding
+from rekey.tables.part import part_of
+from rekey.verify.render import full_lines
+from rekey.verify.report import exit_code
+
+_WRITTEN = "the source is being written: what is written after a row was compared is not copied"
+_CONFIG, _REPORT = "rekey.toml", "report.json"
+_BY_KEY = {PARTITION_KEY: partition_key, ROW_KEY: row_key}
+_CONDITION = re.compile(rf"({PARTITION_KEY}|{ROW_KEY})=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A table that is copied, and what to."""
+
+    source: str
+    # `NAME@targets` in another account.
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How tables are copied."""
+
+    folder: Path
+    # The rows that are copied; None: all.
+    part: KeySpace | None
+    replace: bool
+
+
+@command(
+    "copy",
+    example="rekey copy OLD/Users NEW/Users\nrekey copy 'OLD/Orders*' NEW/\n"
+    "rekey copy https://old.table.core.windows.net/Users https://new.table.core.windows.net/UsersCopy",
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option(
+    "--where",
+    "conditions",
+    metavar="KEY=TEXT",
+    multiple=True,
+    help="Only rows with PartitionKey=TEXT or RowKey=TEXT; TEXT* for all that begin so. May be repeated: all"
+    " must hold.",
+)
+@flag("--replace", help="Overwrite rows of the target whose content differs.")
+@click.option(
+    "--rate", metavar="N", type=click.IntRange(1), help="Read and write at most N rows a second, per account."
+)
+@click.option(
+    "--state",
+    "folder",
+    metavar="FOLDER",
+    type=FOLDER,
+    help="Where the copy keeps how far it is.  [default: rekey-copy-ID; ID follows from what is copied]",
+)
+@flag("--dry-run", help="Tell what would be copied, and write no table.")
+def copy(
+    shell: Shell,
+    source: str,
+    target: str,
+    conditions: tuple[str, ...],
+    replace: bool,
+    rate: int | None,
+    folder: Path | None,
+    dry_run: bool,
+) -> ExitCode:
+    """Copy tables under unchanged keys, and verify every row.
+
+    FROM and TO are ACCOUNT/TABLE. ACCOUNT is the URL of a table endpoint, or an environment variable that
+    holds one or a connection string; TABLE may be a pattern in FROM, and is left out in TO for the same
+    names. Tables are created if need be. Rows that are absent are inserted; rows that differ are left, and
+    reported. At the end every row of both sides is compared: exit code 1 when anything differs. The same
+    command continues after an interruption. This copies once: for a table that stays online while it is
+    moved, write a migration (`rekey new`).
+    """
+    places = Place.read(source), Place.read(target, may_lack_table=True)
+    part = _part(conditions)
+    folder = folder or Path(f"rekey-copy-{_digest(places, conditions, replace)}")
+    config = _configured(folder, *places, rate)
+    how = How(folder, part, replace)
+
+    async def work(on: Work) -> list[dict[str, Any]]:
+        pairs = await _pairs(on, *places)
+        if dry_run:
+            return [await _foreseen(shell, on, how, pair) for pair in pairs]
+        return [await _copied(shell, on, how, pair) for pair in pairs]
+
+    with FileLock(folder / _REPORT):
+        done = run(shell, config, work)
+        if not dry_run:
+            _finish(folder, done)
+    code = max((ExitCode(table["exit_code"]) for table in done), default=ExitCode.DONE)
+    text = [line for table in done for line in table["text"]]
+    document = {
+        "state": str(folder),
+        "dry_run": dry_run,
+        "tables": [{name: member for name, member in table.items() if name != "text"} for table in done],
+        "exit_code": int(code),
+    }
+    if any(table.get("differing") for table in done):
+        again = shell.command(_again(source, target, conditions, "--replace"))
+        text.append(f"  next        {again} (overwrites what differs)")
+    return shell.emit(document, "\n".join([*text, f"  state       {folder}"]), code)
+
+
+# --- what is copied ----------------------------------------------------------------------------------------
+
+
+def _part(conditions: Iterable[str]) -> KeySpace | None:
+    """Return the keys of the rows that are copied; None: all. Raises click.UsageError."""
+    parts: list[Condition] = []
+    for text in conditions:
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise click.UsageError("--where takes PartitionKey=TEXT or RowKey=TEXT; TEXT* is a beginning")
+        name, value = match.groups()
+        by = {"prefix": value[:-1]} if value.endswith("*") else {"equals": value}
+        if by.get("prefix") == "":
+            raise click.UsageError(f"--where {name}=* leaves no row out")
+        parts.append(_BY_KEY[name](**by))
+    return space_of(AllOf(tuple(parts))) if parts else None
+
+
+def _digest(places: Iterable[Place], conditions: Iterable[str], replaces: bool) -> str:
+    """Return the same for the same copy, so that the same command finds its folder."""
+    parts = [*(place.text for place in places), *sorted(conditions), replaces]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+
+def _again(source: str, target: str, conditions: Iterable[str], *more: str) -> str:
+    wheres = [word for condition in conditions for word in ("--where", condition)]
+    return shlex.join(["copy", source, target, *wheres, *more])
+
+
+def _configured(folder: Path, source: Place, target: Place, rate: int | None) -> Config:
+    """Return the configuration in the folder of a copy, which is written if there is none.
+
+    Raises:
+        ConfigurationError: it cannot be written, or an endpoint is none.
+        Refused: it is that of another copy.
+    """
+    path = folder / _CONFIG
+    is_one_account = is_same_account(source.endpoint, target.endpoint)
+    sections = [("tables", source), *([] if is_one_account else [("targets", target)])]
+    # Nothing is read or written there; every configuration names it.
+    sections.append(("restricted", source))
+    if not path.exists():
+        text = "# Written by `rekey copy`, which sends nothing to [restricted]. [limits] may be added.\n"
+        for name, place in sections:
+            key = f'key_env = "{place.variable}"\n' if place.has_key else ""
+            text += f"\n[{name}]\nendpoint = {json.dumps(place.endpoint)}\n{key}"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise refusal("state-in-use", folder=folder)
+            write_whole(path, text.encode())
+        except OSError as error:
+            raise refusal("folder-not-written", folder=folder, reason=reason_of(error)) from None
+    config = load_config(path)
+    accounts = [config.tables, config.tables if config.targets is None else config.targets]
+    for account, place in zip(accounts, (source, target), strict=True):
+        if not is_same_account(account.endpoint, place.endpoint):
+            raise refusal("state-of-another", folder=folder)
+    # A variable may hold an endpoint now, and have held a connection string then.
+    targets = None if is_one_account else target.account
+    config = replace(config, tables=source.account, targets=targets, restricted=source.account)
+    if rate is not None:
+        config = replace(config, limits=replace(config.limits, entities_per_second=rate))
+    return config
+
+
+async def _pairs(on: Work, source: Place, target: Place) -> list[Pair]:
+    """Return the tables to copy. Raises click.UsageError, and ConfigurationError when there are none."""
+    suffix = "" if on.config.targets is None else TARGET_ACCOUNT_SUFFIX
+    names = [source.table]
+    if source.is_pattern:
+        if target.table:
+            raise click.UsageError("for a pattern leave the table out in TO: the names stay as they are")
+        every = sorted(await on.tables.table_names())
+        names = [
+            name for name in every if fnmatchcase(name, source.table) and table_name_problem(name) is None
+        ]
+        if not names:
+            raise refusal("no-table-fits", pattern=source.table, endpoint=source.endpoint)
+    pairs = [Pair(name, (target.table or name) + suffix) for name in names]
+    if same := [pair.source for pair in pairs if pair.source.lower() == pair.target.lower()]:
+        raise click.UsageError(f"FROM and TO are one table: {', '.join(same)}")
+    return pairs
+
+
+# --- copying -----------------------------------------------------------------------------------------------
+
+
+async def _foreseen(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any]:
+    """Return what would be copied: the rows of the source, counted by their keys."""
+    rows = 0
+    with shell.progress().task(f"count {pair.source}") as advance:
+        try:
+            async for page in part_of(on.table(pair.source), how.part).scan(select=[PARTITION_KEY, ROW_KEY]):
+                on.stop.check()
+                rows += len(page.rows)
+                advance(len(page.rows))
+        except TableMissing:
+            raise await on.missing(pair.source) from None
+    present = await rows_up_to(part_of(on.table(pair.target), how.part), 1)
+    state = "is to be created" if present is None else "holds rows" if present else "is empty"
+    return {
+        "source": pair.source,
+        "target": pair.target,
+        "rows": rows,
+        "target_state": state,
+        "exit_code": ExitCode.DONE,
+        "text": [f"{pair.source} -> {pair.target}: {counted(rows, 'row')} to copy; {pair.target} {state}"],
+    }
+
+
+async def _copied(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any]:
+    """Copy a table and compare it with its source, unless an interrupted command has done so."""
+    name = f"{pair.source}-{pair.target}"
+    finished = how.folder / f"{name}.json"
+    if finished.exists():
+        document: dict[str, Any] = json.loads(finished.read_bytes())
+        return document
+    source, target = (part_of(on.table(name), how.part) for name in (pair.source, pair.target))
+    if not await on.tables.table_exists(pair.source):
+        raise await on.missing(pair.source)
+    began_at = await holding(on.tables, pair.source).server_time()
+    journal = Journal(how.folder / f"{name}.journal", began_at)
+    if not await on.tables.table_exists(pair.target):
+        await on.tables.create_table(pair.target)
+    with shell.progress().task(f"copy {pair.source}", done=journal.done.rows) as advance:
+        writes = Writes(how.replace, on.config.limits.concurrency, on.throttle, advance, on.stop.check)
+        writer = Writer(on.tables.multi_writer_table(pair.target), writes)
+        await copy_rows(source, writer, journal, reads=on.reads(lambda _rows: None))
+    document = await _verified(shell, on, Watched(source, journal.began_at), target, journal)
+    document = {"source": pair.source, "target": pair.target, **document}
+    write_whole(finished, json.dumps(document).encode())
+    return document
+
+
+async def _verified(
+    shell: Shell, on: Work, source: Watched, target: Table, journal: Journal
+) -> dict[str, Any]:
+    """Compare every row of both sides, and return what is told of the copy."""
+    done = journal.done
+    with shell.progress().task(f"verify {source.name}", total=2 * done.rows) as advance:
+        report = await compare(source, target, reads=on.reads(advance), clock=shell.clock, keys=None)
+    code, changed = exit_code(report), counted(source.changed, "row")
+    text = [
+        f"{source.name} -> {target.name}: {counted(done.rows, 'row')} copied; "
+        + ("every row of both sides is equal" if code is ExitCode.DONE else "the sides differ"),
+        *(f"  {name:<11} {rows:,}" for name, rows in done.as_json().items()),
+        f"  changed     {changed} of the source written since the copy began, {journal.began_at}",
+    ]
+    if source.changed:
+        text.append(f"  NOTE        {_WRITTEN}")
+    if code is not ExitCode.DONE:
+        text += full_lines(report)
+    figures = {"rows": done.rows, **done.as_json(), "changed": source.changed, "began_at": journal.began_at}
+    return {**figures, "verification": report.as_json(), "exit_code": code, "text": text}
+
+
+def _finish(folder: Path, done: list[dict[str, Any]]) -> None:
+    """Keep the report of a copy that ended, and forget how far it was: journals hold keys. The same command
+    then copies anew."""
+    write_whole(folder / _REPORT, json.dumps(done, indent=1).encode() + b"\n")
+    for table in done:
+        for suffix in ("journal", "json"):
+            (folder / f"{table['source']}-{table['target']}.{suffix}").unlink(missing_ok=True)
