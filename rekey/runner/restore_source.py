@@ -40,7 +40,7 @@ def restore_source(session: Session, script_id: str, export: Export) -> Imported
         raise refusal("source-is-target", source=source, scripts=", ".join(filling), folder=export.folder)
     if run.state.get_fact(script_id, RESTORING) != backup:
         if session.do(rows_up_to(source, 1)):
-            raise refusal("source-holds-rows", source=source, script=script_id, folder=export.folder)
+            raise refusal("source-holds-rows", source=source, folder=export.folder)
         run.state.set_fact(script_id, RESTORING, backup)
     done = session.do(_restored(run, export))
     run.state.audit(RESTORED, script_id, {"backup": described(export), **done.as_json()})

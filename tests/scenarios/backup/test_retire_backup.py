@@ -187,7 +187,7 @@ def test_rows_that_somebody_wrote_since_keep_it_from_being_restored(complete: Co
     folder = backup(complete)
     retired(complete, folder)
     asyncio.run(complete.project.fill("Users", [user("later@example.com")]))
-    assert "Users holds rows again" in complete("restore", folder, code=3).err
+    assert "Users holds rows already" in complete("restore", folder, code=3).err
     assert len(complete.project.rows("Users")) == 1
 
 
