@@ -454,6 +454,14 @@ class Declared:
         """The names of the target tables in lower case, because table names are case-insensitive."""
         return frozenset(name.lower() for name in self.migration.tables)
 
+    def builds_on(self, other: Declared) -> bool:
+        """Tell whether the other script may fill rows of this one's source."""
+        part, source = self.migration.key_space, self.migration.source.lower()
+        spaces = [
+            other.migration.key_spaces.get(n) for n in other.migration.table_names if n.lower() == source
+        ]
+        return any(part is None or space is None or not space.is_apart_from(part) for space in spaces)
+
     def collides_in(self, other: Declared) -> str:
         """Return the name of a table that both fill, perhaps under the same keys; "" if there is none."""
         theirs = {name.lower(): other.migration.key_spaces.get(name) for name in other.migration.tables}

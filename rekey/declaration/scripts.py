@@ -457,7 +457,7 @@ def _with_chains(
             cure = "fix the id (a file's name without .py), or add the script"
             raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
         fillers = fills.get(script.migration.source.lower(), ())
-        implied = frozenset(filler.script_id for filler in fillers)
+        implied = frozenset(filler.script_id for filler in fillers if script.builds_on(filler))
         chained[script.script_id] = replace(script, depends=script.depends & known | implied)
     return chained
 

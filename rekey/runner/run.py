@@ -129,6 +129,8 @@ class Run:
 
     # The migrations of the project that fill its source.
     builds_on: Sequence[Declared] = ()
+    # Those whose source it fills.
+    built_on_by: Sequence[Declared] = ()
     # Those that migrate other parts of its source.
     beside: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.

@@ -35,7 +35,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
     names = [table.name for table in run.targets]
     for other in session.scripts.values():
         source = other.migration.source
-        if other.script_id == run.script_id or source.lower() not in map(str.lower, names):
+        if not other.builds_on(run.declared):
             continue
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:

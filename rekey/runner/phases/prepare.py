@@ -12,6 +12,7 @@ from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, etag_of
 from rekey.next_steps import next_step
+from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
 from rekey.runner.probe_tables import probe_name, probe_table, require_two_accounts
@@ -41,7 +42,7 @@ async def gate(run: Run) -> list[str]:
         raise refusal(
             "source-missing", table=run.source, account=account, section=section, file=file, similar=similar
         )
-    reasons = await _still_maintained(run)
+    reasons = [*await _still_maintained(run), *await _begun_before(run)]
     for table in run.mapper.read_once:
         target = whole(run.targets[table])
         if not await run.tables.table_exists(target.name):
@@ -66,6 +67,22 @@ async def _still_maintained(run: Run) -> list[str]:
             kept = ", ".join(other.migration.index_labels)
             step = next_step("hand-over", script=other.script_id)
             reasons.append(reason("maintained-by-other", script=other.script_id, kept=kept, step=step))
+    return reasons
+
+
+async def _begun_before(run: Run) -> list[str]:
+    """Return a reason for each migration that has begun and whose source this one would fill: it would not
+    follow what is written there past its clients."""
+    reasons = []
+    for other in run.built_on_by:
+        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
+        if now is not None and now.phase is not ControlPhase.RETIRED:
+            filled = {
+                "script": other.script_id,
+                "source": other.migration.source,
+                "target": other.migration.target,
+            }
+            reasons.append(reason("target-is-moved", **filled))
     return reasons
 
 

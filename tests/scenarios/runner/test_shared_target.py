@@ -210,6 +210,44 @@ def test_a_script_that_shares_a_table_is_not_taken_for_one_that_is_gone(
     assert compare(project, "FR") == 30
 
 
+ON = '''\
+"""The orders move on."""
+from rekey import Migration, Target, keys, rows
+
+migration = Migration(
+    source="Orders",
+    target=Target(
+        "OrdersV2",
+        partition_key=keys.keep(),
+        row_key=keys.literal("N") + keys.prop("RowKey"),
+        allow_empty=True,
+    ),
+    reverse=False,
+    capture="delta",
+    where=WHERE,
+)
+'''
+
+
+@pytest.mark.parametrize(("where", "stops"), [("None", True), ("rows.partition_key(equals='DE')", False)])
+def test_a_table_is_not_filled_any_more_once_it_moves_on(
+    project: Project, commands_on: CommandsOn, where: str, stops: bool
+) -> None:
+    rekey = commands_on(project)
+    rekey("apply", DE)
+    rekey("apply", DE, "--to", "complete", "--writers-stopped", "--yes", DE)
+    late = project.folder / "migrations" / f"{FR}.py"
+    text = late.read_text("utf-8")
+    late.unlink()
+    project.script(ON.replace("WHERE", where), "0003_on.py")
+    rekey("apply", "0003_on")
+    late.write_text(text, "utf-8")
+    refused = rekey("apply", FR, code=3 if stops else 0)
+    told = " ".join(refused.err.split())
+    assert ("Orders is the source of 0003_on, which has begun" in told) is stops
+    assert of_region(project, "Orders", "FR") == [] or not stops
+
+
 # --- under writes -------------------------------------------------------------------------------------------
 
 

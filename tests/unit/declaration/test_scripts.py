@@ -338,6 +338,18 @@ def test_scripts_fill_one_table_where_their_keys_are_apart(write: Write, tmp_pat
     assert load_scripts(tmp_path)[2].depends == {"0001", "0002"}
 
 
+def test_a_script_of_a_part_waits_for_those_that_may_fill_it(write: Write, tmp_path: Path) -> None:
+    write("0001", SHARED.format(region="DE", table="Orders", shared=True))
+    write("0002", SHARED.format(region="FR", table="Orders", shared=True))
+    text = SHARED.format(region="DE", table="Next", shared=False)
+    where = 'source="ORDERS",\n    where=rows.partition_key(prefix="DE1"),'
+    write(
+        "0003",
+        text.replace('source="OrdersDE",', where).replace("import Migration", "import Migration, rows"),
+    )
+    assert load_scripts(tmp_path)[2].depends == {"0001"}
+
+
 @pytest.mark.parametrize(
     ("region", "shared"),
     [("DEX", True), ("D", True), ("FR", False)],
