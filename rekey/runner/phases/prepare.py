@@ -77,12 +77,8 @@ async def _begun_before(run: Run) -> list[str]:
     for other in run.built_on_by:
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is not ControlPhase.RETIRED:
-            filled = {
-                "script": other.script_id,
-                "source": other.migration.source,
-                "target": other.migration.target,
-            }
-            reasons.append(reason("target-is-moved", **filled))
+            source, target = other.migration.source, other.migration.target
+            reasons.append(reason("target-is-moved", script=other.script_id, source=source, target=target))
     return reasons
 
 
