@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
-from rekey.core.plain import json_field, members
+from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
 from rekey.declaration.keys.base import (
     KEEP_CURE,
@@ -32,7 +32,7 @@ from rekey.declaration.keys.base import (
     operand,
     refuse_if,
 )
-from rekey.declaration.references import new_key_of
+from rekey.declaration.references import Reference, referred_by
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
 
 
@@ -130,11 +130,17 @@ class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
         name: the property.
         of: the expression.
         needed: source properties; a row that lacks one of them has no such property in the new row.
+        on_missing: "refuse", of a reference; else "".
+        reference: the row that a reference names.
     """
 
     name: str
     of: Expression
     needed: tuple[str, ...] = field(default=(), metadata=json_field(omit_default=True))
+    # What becomes of a plan whose rows refer to rows that are not there, if not "compute".
+    on_missing: str = field(default="", metadata=json_field(omit_default=True))
+    # The row that it refers to. All that rows depend on is in `of`.
+    reference: Reference | None = field(default=None, compare=False, repr=False, metadata=exclude)
 
     def describe(self) -> str:
         return f"{self.op}({self.name}, {self.of.describe()})"
@@ -157,6 +163,8 @@ class Cast(Operation, op="cast", shown="{name}, {to}"):
         return None if self.was is None else Cast(self.name, self.was, self.to)
 
 
+# What a plan makes of references to rows that are not there.
+_ON_MISSING = ("compute", "refuse")
 _SHORT_TYPES = {edm.removeprefix("Edm.").lower(): edm for edm in TYPES}
 
 
@@ -226,7 +234,7 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     return Set(name, edm, wire)
 
 
-def compute(name: str, of: Expression | str, *, needed: tuple[str, ...] = ()) -> Operation:
+def compute(name: str, of: Expression | str, *, needed: tuple[str, ...] = ()) -> Compute:
     """Set the property `name` to the text of a key expression, as an Edm.String, which replaces the source
     row's value. No inverse: rollback computes it again from the row that is written back, and the source row
     keeps the value that it had. A value that must survive in rows of the new table needs a `copy`.
@@ -260,6 +268,7 @@ def reference(
     partition: Expression | str | None = None,
     to_partition: bool = False,
     kind: str | None = None,
+    on_missing: str = "compute",
 ) -> Operation:
     """Set the property `to` to the new key of a row of another migration, whose old RowKey is in the property
     `name`: computed by that migration's own expression and secret, without reading its tables. A row that
@@ -275,6 +284,10 @@ def reference(
             has a `default`.
         to_partition: `to` is the new PartitionKey, not the new RowKey.
         kind: of a migration with kinds, the name of that row's kind.
+        on_missing: what it means that `rekey plan` finds references to rows that are not there: `compute`, a
+            warning, or `refuse`, an error. In both cases such a row has the new key that the other row would
+            have had: whether it is there can change at any moment, so to keep the old value instead, each
+            row would have to be looked up whenever it is copied, written or compared.
     """
     _source_name("props.reference(name)", name)
     _new_name("props.reference(to)", to)
@@ -285,17 +298,31 @@ def reference(
         refuse_if(old_partition.contains(Kept), f"{field}(partition)", KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
         read = [node for node in old_partition.walk() if isinstance(node, Prop)]
         needed |= {node.name for node in read if node.default is None} - SYSTEM_PROPERTIES
-    expression = new_key_of(field, need_text(f"{field}(via)", via), kind, to_partition=to_partition)
+    cure = 'write on_missing="compute" or "refuse"; the old value stays in the property that holds it'
+    refuse_if(
+        on_missing not in _ON_MISSING, f"{field}(on_missing)", f"{on_missing!r} is not known", cure=cure
+    )
+    via = need_text(f"{field}(via)", via)
+    referred, new_keys = referred_by(field, via, kind)
+    column = PARTITION_KEY if to_partition else ROW_KEY
     old_keys = {ROW_KEY: Prop(name)} | ({} if old_partition is None else {PARTITION_KEY: old_partition})
-    inputs = expression.inputs()
+    inputs = new_keys[column].inputs()
     problem = f"the new keys of {via} are made of {', '.join(sorted(inputs - {PARTITION_KEY, ROW_KEY}))}"
     cure = "only keys that follow from the old key alone can be computed elsewhere"
     refuse_if(inputs - {PARTITION_KEY, ROW_KEY}, field, problem, cure=cure)
     problem = f"the new key of {via} is made of the old PartitionKey as well"
     cure = 'say where that is: partition="PartitionKey", or the property that holds it'
     refuse_if(inputs - old_keys.keys(), field, problem, cure=cure)
-    of = expression.with_props(old_keys)
-    return compute(to, of, needed=tuple(sorted(needed)))
+    new_key = {
+        key: expression.with_props(old_keys)
+        for key, expression in new_keys.items()
+        if expression.inputs() <= old_keys.keys()
+    }
+    return replace(
+        compute(to, new_key[column], needed=tuple(sorted(needed))),
+        on_missing="" if on_missing == "compute" else on_missing,
+        reference=Reference(name, via, referred, old_keys, new_key, column),
+    )
 
 
 def cast(name: str, to: str, was: str | None = None) -> Operation:

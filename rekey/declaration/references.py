@@ -8,11 +8,44 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rekey.core.key_space import KeySpace
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
-from rekey.model import PARTITION_KEY, ROW_KEY
 
 # The expressions of a migration's new keys, by the key and by the name of the kind; None: without kinds.
 NewKeys: TypeAlias = Mapping[str | None, Mapping[str, Expression]]
+
+
+@dataclass(frozen=True)
+class Referred:
+    """Another migration, as far as references need it."""
+
+    new_keys: NewKeys
+    source: str
+    target: str
+    # The keys of its part of the source; None: it migrates the whole table.
+    key_space: KeySpace | None
+    group: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where the row is to which a property refers, by expressions of the row that has the property.
+
+    Attributes:
+        name: the property with the old RowKey.
+        via: the script that migrates the row.
+        to: what is known of that script's tables.
+        old_key: expressions of the row's old key; without PartitionKey, where that is not declared.
+        new_key: expressions of its new key, as far as they follow from the old one.
+        column: which of the new keys the reference is.
+    """
+
+    name: str
+    via: str
+    to: Referred
+    old_key: Mapping[str, Expression]
+    new_key: Mapping[str, Expression]
+    column: str
 
 
 @dataclass(frozen=True)
@@ -21,7 +54,7 @@ class _Reading:
 
     # Ids of the scripts that are being read, this one last.
     scripts: tuple[str, ...]
-    new_keys_of: Callable[[str], NewKeys]
+    referred: Callable[[str], Referred]
     # Ids of the scripts that it refers to, so far.
     refers_to: set[str]
 
@@ -30,17 +63,17 @@ _READING: ContextVar[_Reading | None] = ContextVar("reading", default=None)
 
 
 @contextmanager
-def reading(script_id: str, new_keys_of: Callable[[str], NewKeys]) -> Iterator[set[str]]:
+def reading(script_id: str, referred: Callable[[str], Referred]) -> Iterator[set[str]]:
     """Let references of a script that is executed within the context find other migrations. Yield the ids of
     the scripts that it refers to, as they are found.
 
     Args:
         script_id: the script's id.
-        new_keys_of: returns the new keys of another script's migration; raises InvalidDeclaration.
+        referred: returns another script's migration; raises InvalidDeclaration.
     """
     outer = _READING.get()
     scripts = () if outer is None else outer.scripts
-    now = _Reading((*scripts, script_id), new_keys_of, set())
+    now = _Reading((*scripts, script_id), referred, set())
     before = _READING.set(now)
     try:
         yield now.refers_to
@@ -48,14 +81,13 @@ def reading(script_id: str, new_keys_of: Callable[[str], NewKeys]) -> Iterator[s
         _READING.reset(before)
 
 
-def new_key_of(field: str, via: str, kind: str | None, *, to_partition: bool) -> Expression:
-    """Return the expression of the new RowKey, or PartitionKey, of another migration's main rows.
+def referred_by(field: str, via: str, kind: str | None) -> tuple[Referred, Mapping[str, Expression]]:
+    """Return another migration, and the expressions of the new keys of its main rows.
 
     Args:
         field: where in the declaration, for errors.
         via: the id of its script.
         kind: the name of a kind; None for a migration without kinds.
-        to_partition: return that of the PartitionKey.
 
     Raises:
         InvalidDeclaration: it is not in a script; it refers to itself, or in a circle; there is no such kind;
@@ -73,10 +105,11 @@ def new_key_of(field: str, via: str, kind: str | None, *, to_partition: bool) ->
         problem,
         cure="write props.compute(…) with the key expression in one of them",
     )
-    keys = now.new_keys_of(via)
+    referred = now.referred(via)
     now.refers_to.add(via)
+    keys = referred.new_keys
     kinds = [name for name in keys if name is not None]
     there = f"{via} has the kinds {', '.join(kinds)}" if kinds else f"{via} has no kinds"
     refuse_if(kind is None and kinds, field, there, cure='name that of the row, kind="user"')
     refuse_if(kind not in keys, field, f"there is no kind {kind!r}: {there}", cure="name one of them")
-    return keys[kind][PARTITION_KEY if to_partition else ROW_KEY]
+    return referred, keys[kind]

@@ -25,7 +25,7 @@ import rekey
 from rekey.declaration import keys, props, rows
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
-from rekey.declaration.references import NewKeys, reading
+from rekey.declaration.references import NewKeys, Referred, reading
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 from rekey.model import PARTITION_KEY, ROW_KEY
 
@@ -241,7 +241,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
     module.__file__ = str(path)
     with (
         _importable(path.parent, module),
-        reading(script_id, lambda via: _new_keys(path.parent, via)) as refers_to,
+        reading(script_id, lambda via: _referred(path.parent, via)) as refers_to,
     ):
         try:
             exec(code, module.__dict__)  # noqa: S102 - runs the operator's own script by design
@@ -259,16 +259,18 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
     return module, frozenset(refers_to)
 
 
-def _new_keys(folder: Path, script_id: str) -> NewKeys:
-    """Return the new keys of a script that another one refers to. Raises InvalidDeclaration."""
+def _referred(folder: Path, script_id: str) -> Referred:
+    """Return the migration of a script that another one refers to. Raises InvalidDeclaration."""
     try:
         migration = load_script(folder / f"{script_id}.py").migration
     except DeclarationError as error:
         problem = f"it refers to {script_id}, which cannot be used ({error.problem})"
         raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
+    target = migration.target
+    new_keys: NewKeys = {None: {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}}
     if migration.kinds:
-        return {kind.name: kind.keys for kind in migration.kinds}
-    return {None: {PARTITION_KEY: migration.target.partition_key, ROW_KEY: migration.target.row_key}}
+        new_keys = {kind.name: kind.keys for kind in migration.kinds}
+    return Referred(new_keys, migration.source, target.table, migration.key_space, migration.group)
 
 
 def _typed(path: Path) -> str:

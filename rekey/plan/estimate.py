@@ -91,6 +91,8 @@ class Workload:
     mapping_bytes: int = 0
     # Target rows in another account than the source.
     rows_elsewhere: int = 0
+    # Requests that look for rows which are referred to.
+    referring: Sequence[Requests] = ()
 
     def through_account(self, scans: int = 1) -> int:
         """Return the rows that pass through the busier account, with the source read `scans` times."""
@@ -134,6 +136,7 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
         yield Requests(PREPARE, "try every row: read the source", RequestKind.SCAN, work.source_pages)
         if work.source_rows > GUESS_ROWS:
             yield Requests(PREPARE, "try every row: how many there are", RequestKind.SCAN, GUESS_PROBES)
+    yield from work.referring
     tables = len(work.tables)
     yield Requests(PREPARE, "look at target tables", RequestKind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", RequestKind.TABLE, tables)

@@ -15,13 +15,21 @@ from rekey.core.progress import Progress
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
-from rekey.model import Row
+from rekey.model import Row, key_of
 from rekey.plan.absent import spelling_of
 from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
 from rekey.plan.estimate import Batches, Workload, estimate
-from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems, time_problems
+from rekey.plan.problems import (
+    declaration_problems,
+    ordered,
+    reference_problems,
+    row_problems,
+    table_problems,
+    time_problems,
+)
+from rekey.plan.references import look_up
 from rekey.plan.result import (
     Advice,
     Basis,
@@ -30,6 +38,7 @@ from rekey.plan.result import (
     MigrationPlan,
     Plan,
     Problem,
+    ReferredRows,
     TableFill,
     TableState,
 )
@@ -138,9 +147,23 @@ async def _plan(
             plan = _without_rows(subject, options, inventory, states, problems)
             if survey is not None and inventory is not None:
                 mapping = survey.finish(sample.parts(inventory), exact=inventory.exact)
+                referred = await _referred(subject, sample.rows, tables, options)
+                mapping = replace(mapping, references=referred)
                 plan = _with_rows(plan, survey, mapping, inventory)
             plans.append(plan)
         return plans
+
+
+async def _referred(
+    subject: Subject, rows: Sequence[Row], tables: TableService, options: PlanOptions
+) -> tuple[ReferredRows, ...]:
+    """Look for the rows that references of these rows name."""
+    migration, referred_rows = subject.declared.migration, []
+    for lookup in subject.lookups:
+        referred, missing = await look_up(lookup, rows, migration.kinds, tables, options.limits.concurrency)
+        row_ids = tuple(subject.ids.short(migration.source, key_of(row)) for row in missing)
+        referred_rows.append(replace(referred, row_ids=row_ids))
+    return tuple(referred_rows)
 
 
 async def _target_states(subject: Subject, tables: TableService) -> tuple[TableState, ...]:
@@ -227,6 +250,7 @@ def _with_rows(
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.bytes.of_mapping(counts, weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
+        referring=[requests for referred in mapping.references for requests in referred.requests],
     )
     by_kind, left = survey.kinds(weights), survey.not_migrated(weights)
     mapping = replace(mapping, fills=fills, kinds=by_kind, not_migrated=left)
@@ -236,6 +260,7 @@ def _with_rows(
     estimated = estimate(work, options.limits, retention_s=gates.retention_s, prices=options.prices)
     problems = [
         *row_problems(inventory, mapping, subject.ids_hold, absent),
+        *reference_problems(inventory.table, mapping.references),
         *time_problems(estimated, gates),
     ]
     plan = replace(plan, problems=ordered([*plan.problems, *problems]), mapping=mapping, estimate=estimated)

@@ -18,7 +18,7 @@ from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
 from rekey.plan.estimate import RECONCILE
-from rekey.plan.result import Estimate, MappingResult, Problem, TableState
+from rekey.plan.result import Estimate, MappingResult, Problem, ReferredRows, TableState
 from rekey.present.text import counted, duration
 from rekey.project.config import LEAST_MAX_AGE_S, Gates
 
@@ -198,6 +198,27 @@ def row_problems(
             continue
         code = "batches-of-one" if fill.rows_per_batch < 1.05 else "thin-batches"
         yield _problem(code, fill.rows, fill=fill, least=-(-fill.table_rows // 100))
+
+
+def reference_problems(source: str, references: Iterable[ReferredRows]) -> Iterator[Problem]:
+    """Yield the problems of references to rows that are not there, or that were not looked for."""
+    for referred in references:
+        texts = {
+            "source": source,
+            **{name: getattr(referred, name) for name in ("name", "to", "via", "table")},
+        }
+        if referred.rows_missing:
+            code = "dangling-reference-refused" if referred.refuses else "dangling-reference"
+            texts["of"] = counted(referred.rows_looked_up, "row")
+            yield _problem(code, referred.rows_missing, referred.row_ids, **texts)
+        if left := referred.rows - referred.rows_looked_up:
+            reason = referred.not_looked_up or f"{counted(referred.rows_looked_up, 'row')} were, drawn evenly"
+            code = (
+                "references-not-proved"
+                if referred.refuses and referred.not_looked_up
+                else "references-not-looked-up"
+            )
+            yield _problem(code, **texts, left=counted(left, "row"), reason=reason)
 
 
 def time_problems(estimated: Estimate, gates: Gates) -> Iterator[Problem]:

@@ -394,6 +394,29 @@ class KindRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReferredRows:
+    """Rows that refer to rows of another migration, of those looked at, and whether these are there."""
+
+    # The property with the old key, and the one with the new key.
+    name: str = field(metadata=json_field("property"))
+    to: str
+    via: str
+    # The table that was looked into.
+    table: str
+    rows: int
+    rows_looked_up: int
+    # Rows that refer to a row that is not there.
+    rows_missing: int
+    row_ids: tuple[str, ...] = ()
+    # Why some were not looked up.
+    not_looked_up: str = field(default="", metadata=json_field(omit_default=True))
+    # The script refuses references to rows that are not there.
+    refuses: bool = False
+    # Requests that were sent.
+    requests: tuple[Requests, ...] = field(default=(), metadata=exclude)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MappingResult:
     """The result of mapping the rows of the source."""
 
@@ -411,6 +434,8 @@ class MappingResult:
     kinds: tuple[KindRows, ...] = field(default=(), metadata=json_field(omit_default=True))
     # None where every row is of a kind, or is refused.
     not_migrated: NotMigrated | None = field(default=None, metadata=json_field(omit_default=True))
+    # Of each reference; empty where the script declares none.
+    references: tuple[ReferredRows, ...] = field(default=(), metadata=json_field(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)

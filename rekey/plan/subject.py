@@ -13,6 +13,7 @@ from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
 from rekey.plan.problems import Started
+from rekey.plan.references import Lookup, lookups_of
 from rekey.project.config import Config, Gates, Limits
 from rekey.project.prices import Prices
 from rekey.protocol.opening import OpenMigration, is_ours, name_taken
@@ -45,6 +46,8 @@ class Subject:
     # Asked about the first row of a target that holds rows; None: every such row is foreign, unless it has
     # begun.
     owns_row: OwnsRow | None = None
+    # Where to look for rows that references name.
+    lookups: tuple[Lookup, ...] = ()
 
     @classmethod
     def offline(cls, declared: Declared, record: MigrationRecord | None) -> Subject:
@@ -115,4 +118,5 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
         started=started,
         taken=taken,
         owns_row=None if store is None else store.owns,
+        lookups=await lookups_of(migration),
     )

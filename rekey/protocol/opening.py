@@ -110,6 +110,11 @@ class Prepared:
             raise error
         return self._read[0]
 
+    @property
+    def known_secrets(self) -> Mapping[str, bytes]:
+        """The secrets of the declaration that were found, by name."""
+        return self._read[0]
+
     @cached_property
     def mapper(self) -> Mapper:
         """The mapper of the declaration. Raises SecretMissing."""

@@ -146,6 +146,24 @@ def test_a_reference_that_cannot_be_computed_is_refused(
     assert "0002_orders" in read_scripts(tmp_path)[1]
 
 
+def test_what_a_plan_makes_of_missing_rows_is_in_the_digest_only_where_it_is_said(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    digests = []
+    for more in ("", ', on_missing="compute"', ', on_missing="refuse"'):
+        write(REFERENCE.format(more=more))
+        digests.append(load_script(tmp_path / "0002_orders.py").migration.digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_to_keep_the_old_value_of_missing_rows_is_refused(write: Callable[..., None], tmp_path: Path) -> None:
+    write(REFERENCE.format(more=', on_missing="keep"'))
+    with pytest.raises(DeclarationError) as refused:
+        load_script(tmp_path / "0002_orders.py")
+    assert refused.value.field == "props.reference(UserId)(on_missing)"
+    assert "'keep' is not known" in str(refused.value) and "compute" in str(refused.value.hint)
+
+
 def test_a_script_says_which_scripts_it_refers_to(write: Callable[..., None], tmp_path: Path) -> None:
     write(REFERENCE.format(more=""))
     assert load_script(tmp_path / "0002_orders.py").refers_to == {"0001_users"}
