@@ -12,6 +12,7 @@ import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import GROUP, HTML, SCRIPTS, Shell, command, file_option, flag
+from rekey.core.spill import free_bytes
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
@@ -135,7 +136,7 @@ async def _make(
     same_source: bool = False,
 ) -> Plan:
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
-    options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits)
+    options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits, free_disk=free_bytes())
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
             opened = [

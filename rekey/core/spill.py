@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +23,8 @@ Record = TypeVar("Record")
 GROUP_RECORDS = 20_000
 # Records buffered in memory over all files. Fewer than this need no file.
 BUFFERED_RECORDS = 4_096
+# Bytes that a short record takes on disk besides its own: in the pickle, and its share of what seals a piece.
+RECORD_BYTES = 4
 _BITS = 5
 _FILES = 1 << _BITS
 _DEEPEST = 5
@@ -42,7 +46,9 @@ class SealedFile:
         # leaves it.
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed by `close`
         self._cipher = AESGCM(AESGCM.generate_key(256))
-        self._pieces = self._end = 0
+        self._pieces = 0
+        # The bytes of the file.
+        self.end = 0
 
     def append(self, piece: bytes) -> int:
         """Append a piece and return its offset."""
@@ -50,8 +56,8 @@ class SealedFile:
         nonce = self._pieces.to_bytes(_NONCE_BYTES)
         self._pieces += 1
         sealed = self._cipher.encrypt(nonce, piece, None)
-        at = self._file.seek(self._end)
-        self._end += self._file.write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
+        at = self._file.seek(self.end)
+        self.end += self._file.write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
         return at
 
     def read(self, at: int) -> bytes:
@@ -76,11 +82,34 @@ class SealedFile:
             self._file.close()
 
 
+class OverBound(Exception):
+    """Temporary files exceed the bytes allowed."""
+
+
+def free_bytes() -> int | None:
+    """Return the bytes free where temporary files go; None: unknown."""
+    with suppress(OSError):
+        return shutil.disk_usage(tempfile.gettempdir()).free
+    return None
+
+
+def bytes_on_disk(records: float, record_bytes: float) -> int:
+    """Return the bytes of files that so many records take. `record_bytes`: of one on disk. One file at a time
+    is spread over further files."""
+    return 0 if records < BUFFERED_RECORDS else round(records * record_bytes * (1 + 1 / _FILES))
+
+
 class Spill(Generic[Record]):
     """Records that are read back in groups, those of equal hash together. A context manager."""
 
     def __init__(
-        self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0, most: int | None = None
+        self,
+        parent: Path | None,
+        place: Callable[[Record], int],
+        *,
+        level: int = 0,
+        most: int | None = None,
+        most_bytes: float = math.inf,
     ) -> None:
         """Create a private folder (mode 0700) for the files.
 
@@ -89,6 +118,7 @@ class Spill(Generic[Record]):
             place: returns the hash of a record; records that are joined have the same.
             level: how many times these records were spread before.
             most: records per group; None: `GROUP_RECORDS`.
+            most_bytes: bytes of all files, above which `OverBound` is raised.
 
         Raises:
             MachineFailed: the folder cannot be made.
@@ -101,14 +131,19 @@ class Spill(Generic[Record]):
             raise disk_failed(error) from None
         self._place, self._level = place, level
         self._most = GROUP_RECORDS if most is None else most
+        self._most_bytes = most_bytes
         self._files: dict[int, SealedFile] = {}
         self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
         # Records in each file.
         self._written = [0] * _FILES
         self.records = 0
 
+    @property
+    def file_bytes(self) -> int:
+        return sum(file.end for file in self._files.values())
+
     def put(self, record: Record) -> None:
-        """Add a record. Raises MachineFailed when the disk is full."""
+        """Add a record. Raises MachineFailed when the disk is full, and OverBound."""
         slot = self._place(record) >> _BITS * self._level & _FILES - 1
         self._waiting[slot].append(record)
         self.records += 1
@@ -127,7 +162,8 @@ class Spill(Generic[Record]):
                 # Too many for a group: spread them again by further bits of the hash.
                 elif self._level < _DEEPEST:
                     folder, level = Path(self._folder.name), self._level + 1
-                    with Spill(folder, self._place, level=level, most=self._most) as deeper:
+                    left = self._most_bytes - self.file_bytes
+                    with Spill(folder, self._place, level=level, most=self._most, most_bytes=left) as deeper:
                         for record in self._read(slot):
                             deeper.put(record)
                         yield from deeper.groups()
@@ -149,6 +185,8 @@ class Spill(Generic[Record]):
                     records.clear()
         except OSError as error:
             raise disk_failed(error) from None
+        if self.file_bytes > self._most_bytes:
+            raise OverBound
 
     def _read(self, slot: int) -> Iterator[Record]:
         if file := self._files.get(slot):

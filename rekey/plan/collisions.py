@@ -4,6 +4,7 @@ go to sealed temporary files (`rekey.core.spill`). With 128 bits equal digests a
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
@@ -27,10 +28,14 @@ _KEY_BYTES = _TABLE_BYTES + 16
 class CollisionSearch(spill.Spill[bytes]):
     """Takes every target key with its source row and finds repeated keys. A context manager."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: for temporary files, by default the system's. Raises MachineFailed if unusable."""
+    def __init__(self, folder: Path | None = None, *, most_bytes: float = math.inf) -> None:
+        """`folder`: for temporary files, by default the system's; with more than `most_bytes` of them `take`
+        and `finish` raise OverBound. Raises MachineFailed if unusable."""
         super().__init__(
-            folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]), most=GROUP_RECORDS
+            folder,
+            lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]),
+            most=GROUP_RECORDS,
+            most_bytes=most_bytes,
         )
         # Keyed at random, so that what a crash leaves on disk tells nothing.
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
@@ -56,6 +61,14 @@ class CollisionSearch(spill.Spill[bytes]):
         if self.records // spill.BUFFERED_RECORDS > before:
             self._write()
         return digests
+
+    def needed_bytes(self, rows: float) -> int:
+        """Return the bytes of temporary files that so many target rows like these take."""
+        waiting = [record for records in self._waiting for record in records]
+        if written := self.records - len(waiting):
+            return spill.bytes_on_disk(rows, self.file_bytes / written)
+        mean = sum(map(len, waiting)) / len(waiting) if waiting else 0.0
+        return spill.bytes_on_disk(rows, mean + spill.RECORD_BYTES)
 
     def finish(
         self, tables: Sequence[str], name: Callable[[EntityKey], str], *, exact: bool, show_keys: bool = False

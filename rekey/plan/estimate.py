@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.core.texts import table
 from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
-from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, TableFill
+from rekey.plan.result import Duration, Estimate, Money, OtherAccount, Requests, Storage, TableFill
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
 from rekey.tables.base import MAX_PAGE_ROWS
@@ -25,7 +25,11 @@ ASSUMED_REQUEST_SECONDS = 0.05
 NO_PRICES = Prices()
 # One forward, one reverse.
 MAPPING_ROWS_PER_SOURCE_ROW = 2
-_DAY = 86_400.0
+DAY_S = 86_400.0
+# Rows a second that one processor copies with their mapping rows, and compares (`benchmarks/README.md`).
+COPIED_A_SECOND, COMPARED_A_SECOND = 25_000, 165_000
+# Bytes of a temporary file for each row that a comparison notes (`rekey.verify.trace`).
+TRACED_BYTES = 20
 MAPPING_PARTITIONS_A_DIRECTION = 32
 # A scan for changed rows reads all and returns few: the service answers after 5 seconds at the latest ("Query
 # timeout and pagination"), and is assumed to get through so many rows in that time.
@@ -93,11 +97,20 @@ class Workload:
     rows_elsewhere: int = 0
     # Requests that look for rows which are referred to.
     referring: Sequence[Requests] = ()
+    # The restricted store is in the account of the source.
+    mapping_with_tables: bool = False
 
-    def through_account(self, scans: int = 1) -> int:
-        """Return the rows that pass through the busier account, with the source read `scans` times."""
+    def through_account(self, scans: int = 1, *, mapping_rows: int = 0) -> int:
+        """Return the rows that pass through the busier account, with the source read `scans` times and
+        `mapping_rows` written."""
         here = scans * self.source_rows + self.target_rows - self.rows_elsewhere
+        here += mapping_rows if self.mapping_with_tables else 0
         return max(here, self.rows_elsewhere)
+
+    @property
+    def comparison_bytes(self) -> int:
+        """The bytes of temporary files of a comparison that repairs: it notes each row of both sides."""
+        return 2 * self.target_rows * TRACED_BYTES if self.follows else 0
 
     @property
     def tables(self) -> list[tuple[TableFill, int]]:
@@ -197,11 +210,11 @@ def estimate(
 ) -> Estimate:
     """Return the requests, durations, storage and money of a migration. `retention_s`: seconds from
     `complete` to `retire`."""
-    durations = [_backfill(work, limits), _reading(RECONCILE, work, scans=2 if work.follows else 1)]
-    if work.follows:
-        durations.append(_reading(CUTOVER, work, scans=2))
-    requests = tuple(requests for requests in requests_of(work, durations[0].at_limits_s) if requests.count)
-    days = (sum(duration.at_limits_s for duration in durations) + retention_s) / _DAY
+    durations = durations_of(work, limits)
+    likely_s = sum(duration.at_limits_s for duration in durations)
+    [backfill_s] = [duration.at_limits_s for duration in durations if duration.phase == BACKFILL]
+    requests = tuple(requests for requests in requests_of(work, backfill_s) if requests.count)
+    days = (likely_s + retention_s) / DAY_S
     target_bytes = sum(fill.stored_bytes for fill in work.fills)
     storage = Storage(work.source_bytes, target_bytes, work.mapping_bytes, days)
     return Estimate(
@@ -210,7 +223,30 @@ def estimate(
         storage=storage,
         money=money_of(requests, storage, prices),
         prices_missing=prices.missing,
+        mapping_rows=MAPPING_ROWS_PER_SOURCE_ROW * work.source_rows,
+        other_accounts=tuple(_other_accounts(work, limits, likely_s)),
     )
+
+
+def durations_of(work: Workload, limits: Limits) -> list[Duration]:
+    """Return how long each phase takes that reads or writes all rows."""
+    durations = [_row_check(work)] if work.tries_rows else []
+    durations.append(_backfill(work, limits))
+    if not work.follows:
+        return [*durations, _comparing(RECONCILE, work, limits, scans=1)]
+    return durations + [_comparing(phase, work, limits, scans=2) for phase in (RECONCILE, CUTOVER)]
+
+
+def _other_accounts(work: Workload, limits: Limits, likely_s: float) -> Iterator[OtherAccount]:
+    """Yield the accounts of their own that would save a tenth of a migration of a day and more."""
+    others = {
+        "targets": replace(work, rows_elsewhere=work.target_rows),
+        "restricted": replace(work, mapping_with_tables=False),
+    }
+    for section, other in others.items():
+        takes_s = sum(duration.at_limits_s for duration in durations_of(other, limits))
+        if likely_s >= DAY_S and takes_s <= 0.9 * likely_s:
+            yield OtherAccount(section, takes_s)
 
 
 def counts_of(requests: Iterable[Requests]) -> Counter[str]:
@@ -234,12 +270,13 @@ def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> 
 
 
 def _backfill(work: Workload, limits: Limits) -> Duration:
-    rows, both = work.source_rows, work.through_account()
+    rows, mapping_rows = work.source_rows, MAPPING_ROWS_PER_SOURCE_ROW * work.source_rows
+    both = work.through_account(mapping_rows=mapping_rows)
     source_hottest = work.largest_source_partition / PARTITION_TARGET
     hottest = sum(fill.hottest_seconds for fill in work.fills)
     targets = {
         "20,000 entities/s of the account": both / ACCOUNT_TARGET,
-        "20,000 entities/s of the restricted account": MAPPING_ROWS_PER_SOURCE_ROW * rows / ACCOUNT_TARGET,
+        "20,000 entities/s of the restricted account": mapping_rows / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": source_hottest,
         "2,000 entities/s of the targets' hottest partitions": hottest,
     }
@@ -250,6 +287,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
         **targets,
         f"{limits.concurrency} requests at a time": writes / limits.concurrency,
         f"source pages, {limits.scans} at a time": reads / min(limits.scans, work.source_pages),
+        f"{COPIED_A_SECOND:,} rows/s of one processor": rows / COPIED_A_SECOND,
     }
     rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
@@ -260,16 +298,33 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
     return _duration(BACKFILL, targets, bounds, swept=None if work.follows else rows)
 
 
-def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
+def _row_check(work: Workload) -> Duration:
+    """Return how long reading the source once and mapping its rows takes."""
+    targets = {
+        "20,000 entities/s of the account": work.source_rows / ACCOUNT_TARGET,
+        "2,000 entities/s of the largest source partition": work.largest_source_partition / PARTITION_TARGET,
+    }
+    pages_read = {"pages, one after another": work.source_pages * ASSUMED_REQUEST_SECONDS}
+    return _duration(PREPARE, targets, targets | pages_read, swept=None)
+
+
+def _comparing(phase: str, work: Workload, limits: Limits, *, scans: int) -> Duration:
     """Return the duration of a phase that reads the source `scans` times, to compare it with the targets and
     for rows written since, and the targets once."""
+    rows = work.through_account(scans)
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
-        "20,000 entities/s of the account": work.through_account(scans) / ACCOUNT_TARGET,
+        "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": hottest,
     }
-    pages_read = {"pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS}
-    return _duration(phase, targets, targets | pages_read, swept=None)
+    bounds = {
+        **targets,
+        "pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS,
+        f"{COMPARED_A_SECOND:,} rows/s of one processor": rows / COMPARED_A_SECOND,
+    }
+    if (rate := limits.account_rate) is not None:
+        bounds[f"{rate:,} entities/s configured"] = rows / rate
+    return _duration(phase, targets, bounds, swept=None)
 
 
 def _duration(

@@ -13,6 +13,7 @@ from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.limits import PARTITION_TARGET, is_in_target_account
 from rekey.core.progress import Progress
 from rekey.core.severity import Severity
+from rekey.core.spill import OverBound
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row, key_of
@@ -23,6 +24,8 @@ from rekey.plan.advice.gather import facts_of_declaration
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import (
     declaration_problems,
+    disk_problems,
+    no_room,
     ordered,
     reference_problems,
     row_problems,
@@ -31,8 +34,12 @@ from rekey.plan.problems import (
 )
 from rekey.plan.references import look_up
 from rekey.plan.result import (
+    EVERY_ROW,
+    SAMPLED,
+    SKIPPED,
     Advice,
     Basis,
+    Disk,
     Figures,
     MappingResult,
     MigrationPlan,
@@ -44,6 +51,7 @@ from rekey.plan.result import (
 )
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import RowSample, Survey
+from rekey.project.config import RowCheck
 from rekey.tables.base import Table, TableService
 from rekey.tables.part import part_of
 from rekey.tables.similar import similar_tables
@@ -111,7 +119,25 @@ async def _plan(
     makers: Mapping[str, str],
     progress: Progress,
 ) -> list[MigrationPlan]:
-    """Plan migrations on one reading of their source. `makers`: scripts by the lower-case table they make."""
+    """Plan migrations on one reading of their source, on a sample of it where reading every row takes more
+    temporary files than allowed. `makers`: scripts by the lower-case table they make."""
+    try:
+        return await _plan_once(subjects, tables, options, makers, progress)
+    except OverBound:
+        if options.planning.row_check is RowCheck.FULL:
+            raise no_room(options.free_disk) from None
+    planning = replace(options.planning, row_check=RowCheck.SAMPLE)
+    sampled = replace(options, exact=False, most_disk=None, planning=planning)
+    return await _plan_once(subjects, tables, sampled, makers, progress)
+
+
+async def _plan_once(
+    subjects: Sequence[Subject],
+    tables: TableService,
+    options: PlanOptions,
+    makers: Mapping[str, str],
+    progress: Progress,
+) -> list[MigrationPlan]:
     migration = subjects[0].declared.migration
     source = part_of(tables.table(migration.source), migration.key_space)
     named = ", ".join(subject.declared.script_id for subject in subjects)
@@ -132,10 +158,15 @@ async def _plan(
                 survey.take(rows, part)
             advance(len(rows))
 
+        def expect(rows: int) -> None:
+            progress.expect(rows)
+            for survey in filter(None, surveys):
+                survey.require_room(rows)
+
         inventory = None
         with suppress(TableMissing):  # a problem of the plan
             if options.exact:
-                inventory = await read_whole(source, take, progress.expect)
+                inventory = await read_whole(source, take, expect)
             else:
                 inventory = await read_sample(source, options.sample, take)
             inventory = replace(inventory, stored_bytes=sample.stored_bytes(inventory))
@@ -238,6 +269,8 @@ def _with_rows(
     other_account = [
         is_in_target_account(table) != is_in_target_account(migration.source) for table in migration.tables
     ]
+    disk_bytes = survey.needed_bytes(sum(fill.rows for fill in fills))
+    row_check = _row_check(options, disk_bytes)
     work = Workload(
         source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,
@@ -246,11 +279,12 @@ def _with_rows(
         page_rows=survey.packing.page_rows,
         follows=migration.capture == "delta",
         sealed=migration.is_sealed,
-        tries_rows=options.tries_rows,
+        tries_rows=row_check == EVERY_ROW,
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.bytes.of_mapping(counts, weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
         referring=[requests for referred in mapping.references for requests in referred.requests],
+        mapping_with_tables=options.mapping_with_tables,
     )
     by_kind, left = survey.kinds(weights), survey.not_migrated(weights)
     mapping = replace(mapping, fills=fills, kinds=by_kind, not_migrated=left)
@@ -258,10 +292,12 @@ def _with_rows(
     absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
     gates = options.gates
     estimated = estimate(work, options.limits, retention_s=gates.retention_s, prices=options.prices)
+    estimated = replace(estimated, disk=Disk(row_check, disk_bytes, work.comparison_bytes))
     problems = [
         *row_problems(inventory, mapping, subject.ids_hold, absent),
         *reference_problems(inventory.table, mapping.references),
-        *time_problems(estimated, gates),
+        *time_problems(estimated, gates, work.source_rows),
+        *disk_problems(estimated.disk, options.planning, options.free_disk),
     ]
     plan = replace(plan, problems=ordered([*plan.problems, *problems]), mapping=mapping, estimate=estimated)
     if not sum(counts.source_rows):
@@ -282,6 +318,18 @@ def _with_rows(
             survey.portrayer.loads(subject.ids, weights),
         ),
     )
+
+
+def _row_check(options: PlanOptions, needed_bytes: int) -> str:
+    """Return which rows `apply` tries before the first write. `needed_bytes`: of files, to try all."""
+    planning, free = options.planning, options.free_disk
+    if not options.tries_rows:
+        return SKIPPED
+    if options.exact and options.most_disk is not None:  # this plan is the check, and within its bound
+        return EVERY_ROW
+    most = planning.row_check_disk if free is None else min(planning.row_check_disk, free)
+    samples = planning.row_check is RowCheck.AUTO and needed_bytes > most
+    return SAMPLED if samples or planning.row_check is RowCheck.SAMPLE else EVERY_ROW
 
 
 def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:

@@ -14,19 +14,21 @@ from rekey.core.texts import catalogue, filled
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.props import Copy
-from rekey.errors import SecretMissing
+from rekey.errors import MachineFailed, SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, TIMESTAMP
-from rekey.plan.estimate import RECONCILE
-from rekey.plan.result import Estimate, MappingResult, Problem, ReferredRows, TableState
-from rekey.present.text import counted, duration
-from rekey.project.config import LEAST_MAX_AGE_S, Gates
+from rekey.plan.estimate import CUTOVER, RECONCILE
+from rekey.plan.result import SAMPLED, Disk, Estimate, MappingResult, Problem, ReferredRows, TableState
+from rekey.present.text import counted, duration, size
+from rekey.project.config import LEAST_MAX_AGE_S, Gates, Planning, RowCheck
 
 # The entries `severity`, `message` and `cure` of all problems, by code.
 TEXTS = catalogue(Path(__file__).with_name("problems.toml"))
 FEW_ROWS_PER_BATCH = 10.0
 # In tables of fewer rows than this, batches of few rows give no warning.
 WORTH_BATCHING_ROWS = 1_000
+# From this on the plan warns of the time for which writers stop.
+LONG_STOP_S = 3600.0
 NAMED_ROWS = 20
 
 
@@ -221,10 +223,14 @@ def reference_problems(source: str, references: Iterable[ReferredRows]) -> Itera
             yield _problem(code, **texts, left=counted(left, "row"), reason=reason)
 
 
-def time_problems(estimated: Estimate, gates: Gates) -> Iterator[Problem]:
-    """Yield the problem that a comparison of everything takes longer than it counts, or that it counts for
-    longer than usual because of what it takes."""
-    [takes_s] = [each.at_limits_s for each in estimated.durations if each.phase == RECONCILE]
+def time_problems(estimated: Estimate, gates: Gates, rows: int) -> Iterator[Problem]:
+    """Yield the problems that a comparison of everything takes longer than it counts, or counts for longer
+    than usual because of what it takes, and that writers stop for long. `rows`: of the source."""
+    stop_s = estimated.takes_s(CUTOVER)
+    if stop_s > LONG_STOP_S:
+        most = {"ten": f"{rows * 600 / stop_s:,.0f}", "hour": f"{rows * 3600 / stop_s:,.0f}"}
+        yield _problem("long-write-downtime", stop=duration(stop_s), **most)
+    takes_s = estimated.takes_s(RECONCILE)
     max_age_s = gates.max_age_s(takes_s)
     values = {"takes": duration(takes_s), "age": duration(max_age_s)}
     if takes_s > max_age_s:
@@ -232,6 +238,23 @@ def time_problems(estimated: Estimate, gates: Gates) -> Iterator[Problem]:
         yield _problem("comparison-outlasts-its-age", **values, asked=asked)
     elif gates.verification_max_age_s is None and max_age_s > LEAST_MAX_AGE_S:
         yield _problem("comparison-counts-longer", **values)
+
+
+def disk_problems(disk: Disk, planning: Planning, free: int | None) -> Iterator[Problem]:
+    """Yield the problems that `apply` tries a sample only, and that temporary files do not fit. `free`: bytes
+    free where they go; None: unknown."""
+    values = {"needed": size(disk.row_check_bytes), "most": size(planning.row_check_disk)}
+    if disk.row_check == SAMPLED:
+        why = '[plan] row_check is "sample"' if planning.row_check is RowCheck.SAMPLE else "that does not fit"
+        yield _problem("row-check-samples", why=why, **values)
+    if free is not None and disk.needed_bytes > free:
+        yield _problem("disk-too-small", needed=f"about {size(disk.needed_bytes)}", free=size(free))
+
+
+def no_room(free: int | None) -> MachineFailed:
+    """Return the error for a row check that began, and whose temporary files will not fit. `free`: bytes."""
+    problem = _problem("disk-too-small", needed="more than there is", free=size(free or 0))
+    return MachineFailed(problem.message, kept="all tables; nothing was written", hint=problem.cure)
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -10,7 +10,7 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.phases import shown
-from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
+from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS, DAY_S
 from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, GroupPlan, MigrationPlan, Money, Plan, Problem
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
@@ -18,6 +18,8 @@ from rekey.project.prices import Prices, amount_text
 
 _SEVERITY = 8
 _COLLISIONS_SHOWN = 5
+# From so many bytes of temporary files on, the plan says how many.
+LARGE_FILES = 1024**3
 
 _field = partial(field, width=12)
 wrapped = partial(wrapped_text, break_long_words=True)  # a key may be wider than a line
@@ -49,7 +51,7 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     for name, filled in fills.items():  # rows of other kinds in a target table
         yield from _field("", f"{name}: {filled}")
     if migration.estimate is not None and migration.mapping.mapped_rows:
-        yield from _cost(migration.estimate, listed=requests)
+        yield from _cost(migration.estimate, migration.capture, listed=requests)
     yield from _collisions(migration)
     yield ""
     if migration.estimate is not None and requests:
@@ -114,11 +116,11 @@ def _part(migration: MigrationPlan) -> Iterator[str]:
         yield from _field("part", f"only rows whose {part}; all others of {migration.basis.source} stay")
 
 
-def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
+def _cost(estimate: Estimate, capture: str, *, listed: bool) -> Iterator[str]:
     storage, money = estimate.storage, estimate.money
     longest = max(estimate.durations, key=lambda phase: phase.at_limits_s)
     quickest = sum(phase.at_targets_s for phase in estimate.durations)
-    likely = sum(phase.at_limits_s for phase in estimate.durations)
+    likely = estimate.likely_s
     takes = _time(likely)
     if likely >= 1:
         takes = f"about {takes}, at best {_time(quickest)}"
@@ -138,6 +140,23 @@ def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
     else:
         *_, (_, as_one, by_rows) = money_lines(money)
         yield from _field("cost", f"{as_one} with a batch billed as one, {by_rows} by its rows")
+    yield from _size(estimate, capture)
+
+
+def _size(estimate: Estimate, capture: str) -> Iterator[str]:
+    """Yield what matters for large tables alone."""
+    long = [phase for phase in estimate.durations if phase.at_limits_s >= DAY_S]
+    for number, phase in enumerate(long):
+        text = f"{shown(phase.phase, capture)} {_time(phase.at_limits_s)}, bound by {phase.at_limits_bound}"
+        yield from _field("" if number else "long phases", text)
+    if long:
+        yield from _field("mapping", f"{estimate.mapping_rows:,} rows, two for each source row")
+    for other in estimate.other_accounts:
+        what = "target tables" if other.section == "targets" else "the mapping"
+        times = f"{_time(other.at_limits_s)} in place of {_time(estimate.likely_s)}"
+        yield from _field("faster", f"{times} with {what} in another account ([{other.section}])")
+    if (needed := estimate.disk.needed_bytes) >= LARGE_FILES:
+        yield from _field("disk", f"about {size(needed)} of temporary files on this machine (TMPDIR)")
 
 
 def _collisions(migration: MigrationPlan) -> Iterator[str]:
@@ -214,7 +233,8 @@ def _durations(estimate: Estimate, capture: str) -> Iterator[str]:
     yield from table(("Phase", "at best", "expected", "bound by"), rows, right={1, 2})
     yield from wrapped(
         "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition), beyond which"
-        ' `entities_per_second = "auto"` may go; expected:'
+        ' `entities_per_second = "auto"` may go: general-purpose v2 accounts are documented with 40,000'
+        " requests/s in many regions; expected:"
         f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed."
         " Excludes changes made during the copy.",
         first="  ",

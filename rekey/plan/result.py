@@ -289,6 +289,36 @@ class Money:
     storage: float = field(metadata=json_field(digits=6))
 
 
+# Which rows `apply` tries before the first write: all, a sample, or a sample because it was told so.
+EVERY_ROW, SAMPLED, SKIPPED = "every-row", "sample", "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Temporary files of this machine, in bytes."""
+
+    row_check: str
+    # To try every row.
+    row_check_bytes: int
+    # Of a comparison that repairs (capture "delta").
+    comparison_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that is taken at one time."""
+        return max(self.row_check_bytes if self.row_check == EVERY_ROW else 0, self.comparison_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherAccount:
+    """An account of its own that would make a long migration shorter."""
+
+    # The section that names it: `targets` or `restricted`.
+    section: str
+    # Expected seconds of all phases with it.
+    at_limits_s: float = field(metadata=json_field(digits=3))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a migration costs. `money` is None when prices of `[prices]` are missing."""
@@ -298,6 +328,18 @@ class Estimate:
     money: Money | None = None
     prices_missing: tuple[str, ...] = ()
     durations: tuple[Duration, ...]
+    mapping_rows: int = 0
+    disk: Disk = Disk(SKIPPED, 0, 0)
+    other_accounts: tuple[OtherAccount, ...] = field(default=(), metadata=json_field(omit_default=True))
+
+    @property
+    def likely_s(self) -> float:
+        """Expected seconds of all phases."""
+        return sum(duration.at_limits_s for duration in self.durations)
+
+    def takes_s(self, phase: str) -> float:
+        """Return the expected seconds of a phase; 0.0 where it has no duration."""
+        return sum(duration.at_limits_s for duration in self.durations if duration.phase == phase)
 
     @property
     def requests_total(self) -> int:

@@ -14,7 +14,7 @@ from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.plan.references import Lookup, lookups_of
-from rekey.project.config import Config, Gates, Limits
+from rekey.project.config import Config, Gates, Limits, Planning
 from rekey.project.prices import Prices
 from rekey.protocol.opening import OpenMigration, is_ours, name_taken
 from rekey.state.models import MigrationRecord
@@ -75,6 +75,13 @@ class PlanOptions:
     prices: Prices = field(default_factory=Prices)
     # Applications use shared access signatures with a key range.
     key_ranges: bool = False
+    planning: Planning = field(default_factory=Planning)
+    # Most bytes of temporary files of this plan; above them it samples. None: no bound.
+    most_disk: int | None = None
+    # Bytes free where temporary files go; None: unknown.
+    free_disk: int | None = None
+    # The restricted store is in the account of `[tables]`: mapping rows count for its rate.
+    mapping_with_tables: bool = False
 
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
@@ -83,6 +90,8 @@ class PlanOptions:
             "gates": config.gates,
             "prices": config.prices,
             "key_ranges": config.proxy.access.key_ranges,
+            "planning": config.plan,
+            "mapping_with_tables": config.restricted.is_https and config.restricted.is_same_as(config.tables),
         }
         return cls(**{"limits": config.rates, **options, **how})
 

@@ -3,6 +3,7 @@ row is mapped by backfill's `Mapper`; advice, sizes, examples and plots come fro
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Self, TypeVar
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
+from rekey.core.spill import OverBound
 from rekey.declaration.mapper import Mapper, TableRows
 from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
@@ -181,13 +183,24 @@ class Survey:
         # Names of the properties that rows of the sample have.
         self.present: set[str] = set()
         self._encoded_size = [tables.table(name).encoded_size for name in mapper.tables]
-        self._refusals, self._search = Refusals(), CollisionSearch()
+        most_bytes = math.inf if options.most_disk is None else options.most_disk
+        self._refusals, self._search = Refusals(), CollisionSearch(most_bytes=most_bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ended: object) -> None:
         self._search.__exit__(*ended)
+
+    def needed_bytes(self, target_rows: float) -> int:
+        """Return the bytes of temporary files that trying so many target rows takes."""
+        return self._search.needed_bytes(target_rows)
+
+    def require_room(self, rows: int) -> None:
+        """Raise OverBound when trying a table of so many rows, by those taken, takes more than is allowed."""
+        most, target_rows = self.options.most_disk, sum(map(sum, self.counts.target_rows))
+        if most is not None and self.needed_bytes(rows * target_rows / self.counts.tried) > most:
+            raise OverBound
 
     def take(self, rows: Sequence[Row], part: int) -> None:
         """Map the rows of one page, which belongs to a part of the reading (`PARTS`)."""

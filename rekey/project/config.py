@@ -11,6 +11,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -115,6 +116,24 @@ class Limits:
             entities_per_second=self.account_rate or ACCOUNT_TARGET,
             partition_entities_per_second=self.partition_entities_per_second or PARTITION_TARGET,
         )
+
+
+class RowCheck(StrEnum):
+    """Which rows `apply` tries before the first write."""
+
+    # All of them while the temporary files that takes fit, else a sample.
+    AUTO = "auto"
+    FULL = "full"
+    SAMPLE = "sample"
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How `apply` tries rows before the first write."""
+
+    row_check: RowCheck = RowCheck.AUTO
+    # Most bytes of temporary files that `AUTO` takes.
+    row_check_disk: Bytes = 20 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +289,7 @@ class Config:
     sealing: Sealing = field(default_factory=Sealing)
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
+    plan: Planning = field(default_factory=Planning)
     lookup: LookupLimits = field(default_factory=LookupLimits)
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
     executor: Executor = field(default_factory=Executor)
@@ -368,6 +388,7 @@ def load_config(path: Path) -> Config:
         sealing=_sealing(document.section("sealing")),
         limits=document.section("limits").read(Limits),
         gates=document.section("gates").read(Gates),
+        plan=document.section("plan").read(Planning, {RowCheck: _row_check}),
         lookup=document.section("lookup").read(LookupLimits),
         evidence=_evidence(document.section("evidence")),
         executor=read_executor(document.section("executor")),
@@ -591,6 +612,13 @@ def _token(section: Section, key: str) -> Token:
     token = section.section(key)
     token.allow("env", "file")
     return _where(token, vault_holds="secret") if token.content else None
+
+
+def _row_check(section: Section, key: str) -> RowCheck:
+    value = section.content[key]
+    if value not in [*RowCheck]:
+        section.fail(key, "is none of these: auto, full, sample", f'write for example {key} = "auto"')
+    return RowCheck(value)
 
 
 def _follow(section: Section) -> Follow:

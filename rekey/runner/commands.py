@@ -13,12 +13,14 @@ import rfc8785
 
 from rekey import errors
 from rekey.core.progress import Interruptible
+from rekey.core.spill import free_bytes
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
-from rekey.plan.result import Plan
+from rekey.plan.result import EVERY_ROW, SAMPLED, SKIPPED, Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import counted
+from rekey.project.config import RowCheck
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.backup import closed_by_backup
@@ -34,7 +36,7 @@ from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import compares_indexes, context, rows_to_read, verify_full, verify_indexes
 from rekey.state.audit import expressible
-from rekey.state.models import OVERHEAD, PLAN_FACT
+from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
 from rekey.status.notes import note
 from rekey.status.reasons import reason
@@ -136,7 +138,7 @@ def _apply(
     runs = _begun(script_ids, session.begin)
     for run in runs:
         if run.script_id in planned:
-            _keep_plan(run, planned[run.script_id], check_rows=check_rows)
+            _keep_plan(run, planned[run.script_id])
     before = {script_id: session.ledger.applied(script_id) for script_id in script_ids}
     if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
         raise refusal("cut-over-already", script=script_ids[0])
@@ -260,13 +262,23 @@ def _naming_rows(session: Session, run: Run) -> Iterator[None]:
         yield
     except (errors.Collision, errors.RowRefused) as problem:
         if Phase.CUTOVER not in session.ledger.applied(run.script_id):
-            kept = "all rows; what was copied stays, and nothing was written for this row"
-            problem.kept = problem.kept or kept
+            segments = run.state.segments(run.script_id, BACKFILL, keys=False)
+            copied = counted(sum(segment.rows for segment in segments), "source row")
+            kept = problem.kept or "all rows; nothing was written for this row"
+            problem.kept = f"{kept}; {copied} copied so far"
             problem.hint = str(next_step("collision", script=run.script_id, source=run.source.name))
         raise
 
 
-def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
+# By `Disk.row_check` of the plan, for the audit log.
+_ROW_CHECKS = {
+    EVERY_ROW: "every source row was tried",
+    SAMPLED: "a sample of the source rows was tried ([plan] row_check)",
+    SKIPPED: "skipped (--skip-row-check)",
+}
+
+
+def _keep_plan(run: Run, planned: Plan) -> None:
     """Store the plan that a migration begins with (it holds no keys), and the number of source rows."""
     from rekey.plan.planfile import plan_document  # imported here: the import is slow
 
@@ -276,7 +288,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     run.state.set_fact(run.script_id, OVERHEAD, None)  # left from a migration that was rolled back
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
-        "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
+        "row_check": _ROW_CHECKS[estimate.disk.row_check if (estimate := migration.estimate) else SKIPPED],
         "digest": migration.basis.declaration,
     }
     run.state.audit("planned", run.script_id, details)
@@ -334,7 +346,13 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
     subject = replace(session.do(subject_of(migration)), started=None)
-    options = PlanOptions.of(session.config, exact=check_rows, tries_rows=check_rows)
+    planning = session.config.plan
+    exact, free = check_rows and planning.row_check is not RowCheck.SAMPLE, free_bytes()
+    bounds = [free, planning.row_check_disk if planning.row_check is RowCheck.AUTO else None]
+    most = min((bound for bound in bounds if bound is not None), default=None)
+    options = PlanOptions.of(
+        session.config, exact=exact, tries_rows=check_rows, most_disk=most, free_disk=free
+    )
     progress = Interruptible(session.progress, session.stop.check)
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations

@@ -20,13 +20,15 @@ from rekey.errors import CredentialRefused, EndpointDown, ExitCode, SecretMissin
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
 from rekey.phases import shown
+from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import plan_text
+from rekey.plan.result import EVERY_ROW, Disk, TableFill
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.present.text import WIDTH, fitted
-from rekey.project.config import Limits
+from rekey.project.config import Limits, Planning, RowCheck
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import RequestKind
@@ -393,3 +395,28 @@ async def test_probes_are_keys_that_a_service_answers(
     assert exact.inventory.partitions == len({row["PartitionKey"] for row in rows})
     assert plan.mapping.mapped_rows <= 1_200
     assert plan.mapping.collisions is not None and plan.mapping.collisions.keys == 0
+
+
+async def test_what_a_large_table_takes_is_told_for_large_tables_alone(memory: MemoryTableService) -> None:
+    await fill(memory, "Posts", posts(50))
+    options = PlanOptions(planning=Planning(RowCheck.FULL))
+    plan = await make_plan([subject(POSTS, "0002_posts")], memory, options, clock=FakeClock())
+    [migration] = plan.migrations
+    small = plan_text(plan)
+    rows = 10**10
+    table = TableFill("PostsV2", rows, rows // 100, rows, False, 100, 0.0, fills={100: 1})
+    large = Workload(rows, 100, Batches.of(2 * rows, {100: 1}), [table])
+    estimated = replace(
+        estimate(large, Limits().with_targets()),
+        disk=Disk(EVERY_ROW, 7 * 10**11, large.comparison_bytes),
+    )
+    told = " ".join(plan_text(replace(plan, migrations=(replace(migration, estimate=estimated),))).split())
+    for figure in (
+        "long phases prepare 5.8 d, bound by 20,000 entities/s of the account",
+        "mapping 20,000,000,000 rows",
+        "faster 41 d in place of 52 d with target tables in another account ([targets])",
+        "disk about 651.9 GiB of temporary files",
+    ):
+        assert figure in told
+    for label in ("long phases", "mapping ", "faster", "disk"):
+        assert f"\n  {label}" not in small

@@ -7,12 +7,14 @@ Reason, and what `make test` covers: four moments over the whole life.
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from rekey.core import spill
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
@@ -21,6 +23,7 @@ from rekey.errors import (
     GateClosed,
     Interrupted,
     Locked,
+    MachineFailed,
     Moved,
     Refused,
     SecretMissing,
@@ -29,6 +32,7 @@ from rekey.errors import (
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.plan import subject
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.lease import RunnerLease
@@ -36,7 +40,7 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from tests.fakes.faults import Call
-from tests.fakes.memory import instant_gate
+from tests.fakes.memory import MemoryTable, instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.evidence import prove
@@ -556,6 +560,55 @@ def test_a_collision_that_comes_up_later_stops_the_backfill_and_overwrites_nothi
         apply(project)
     taken = [row for row in project.rows("UsersV2") if row["RowKey"] == "user0000@example.com"]
     assert len(taken) <= 1
+
+
+@pytest.mark.parametrize("setting", ['row_check = "sample"', 'row_check_disk = "1KiB"'])
+def test_a_collision_that_a_sample_missed_is_found_by_its_claim(
+    project: Project, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Nothing is overwritten, the operator is told what was copied, and `apply` goes on after the cure."""
+    scan = MemoryTable.scan
+    monkeypatch.setattr(
+        MemoryTable, "scan", lambda self, *words, **more: scan(self, *words, **{"page_rows": 20, **more})
+    )
+    monkeypatch.setattr(subject.SampleSize.__init__, "__defaults__", (40, 0, None))
+    monkeypatch.setattr(spill, "BUFFERED_RECORDS", 16)
+    path = project.folder / "rekey.toml"
+    path.write_text(f"{path.read_text('utf-8')}\n[plan]\n{setting}\n", "utf-8")
+    project.script(LOWERED_SCRIPT)
+    for number in range(300):
+        asyncio.run(project.tables.table("Users").insert(user(f"more{number}@example.com", f"q{number % 5}")))
+    twin = user("MORE299@example.com", "q4")
+    asyncio.run(project.tables.table("Users").insert(twin))
+    with pytest.raises(Collision) as refused:
+        apply(project)
+    assert re.search(r"nothing was overwritten; \d+ source rows copied so far", refused.value.kept)
+    assert "--exact --show-keys" in refused.value.hint
+    copied = [row["OldRowKey"] for row in project.rows("UsersV2") if row["RowKey"] == "more299@example.com"]
+    with project.session() as session:
+        [planned] = [event for event in session.state.audit_events(SCRIPT) if event.event == "planned"]
+    assert planned.details["row_check"].startswith("a sample of the source rows")
+    # Whichever of the two was first stays as it was, and the other one is nowhere.
+    other = "more299@example.com" if copied == [twin["RowKey"]] else twin["RowKey"]
+    asyncio.run(project.tables.table("Users").delete(EntityKey("q4", other)))
+    apply(project)
+    assert {row["OldRowKey"] for row in project.rows("UsersV2")} == {
+        row["RowKey"] for row in project.rows("Users")
+    }
+
+
+def test_a_full_row_check_without_room_on_the_disk_is_refused(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project.folder / "rekey.toml"
+    path.write_text(f'{path.read_text("utf-8")}\n[plan]\nrow_check = "full"\n', "utf-8")
+    monkeypatch.setattr(spill, "BUFFERED_RECORDS", 16)
+    monkeypatch.setattr(commands, "free_bytes", lambda: 1000)
+    with pytest.raises(MachineFailed, match="free where they go"):
+        apply(project)
+    assert untouched(project)
+    monkeypatch.setattr(commands, "free_bytes", lambda: 10**9)
+    apply(project)
 
 
 def test_a_row_the_mapping_refuses_is_refused_before_the_first_write(project: Project) -> None:

@@ -11,6 +11,7 @@ from typing import IO, Any
 import pytest
 
 from rekey.core import spill
+from rekey.core.spill import OverBound
 from rekey.errors import MachineFailed
 from rekey.model import EntityKey, Row
 from rekey.plan import collisions
@@ -42,6 +43,39 @@ def name(key: EntityKey) -> str:
 
 def ended(search: CollisionSearch, *, show_keys: bool = False) -> Collisions:
     return search.finish(TABLES, name, exact=True, show_keys=show_keys)
+
+
+@pytest.mark.parametrize("key", [8, 60, 200])
+def test_the_disk_that_rows_need_is_known_from_few_of_them(tmp_path: Path, key: int) -> None:
+    old: Row = {"PartitionKey": "p" * key, "RowKey": "r" * key}
+    rows = [({"PartitionKey": "p", "RowKey": f"{number}"}, old) for number in range(40_000)]
+    with CollisionSearch(tmp_path) as few, CollisionSearch(tmp_path) as search:
+        few.take(0, *zip(*rows[:1000], strict=True))
+        expected = few.needed_bytes(len(rows))
+        assert few.file_bytes == 0
+        for start in range(0, len(rows), 1000):
+            search.take(0, *zip(*rows[start : start + 1000], strict=True))
+        written = search.records - sum(map(len, search._waiting))
+        assert search.file_bytes * len(rows) / written == pytest.approx(expected / (1 + 1 / 32), rel=0.03)
+        assert search.needed_bytes(len(rows)) == pytest.approx(expected, rel=0.03)
+
+
+def test_files_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collisions, "GROUP_RECORDS", 500)
+    most = 200_000
+
+    def used() -> int:
+        return sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+    with CollisionSearch(tmp_path, most_bytes=most) as search, pytest.raises(OverBound):
+        for start in range(0, 100_000, 4096):
+            take(search, 0, (("p", f"r{number}", number) for number in range(start, start + 4096)))
+            assert used() <= most + 32 * 8192
+    with CollisionSearch(tmp_path, most_bytes=2 * most) as search:
+        # All in one group: spread again and again, it would need a multiple.
+        take(search, 0, (("p", "r", number) for number in range(8192)))
+        with pytest.raises(OverBound):
+            ended(search)
 
 
 def test_every_key_taken_twice_is_found_and_nothing_else(tmp_path: Path) -> None:

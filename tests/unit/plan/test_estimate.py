@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rekey.plan.estimate import SPLIT_REQUESTS, Batches, Workload, counts_of, estimate, pages
-from rekey.plan.result import TableFill
+from rekey.plan.result import Duration, TableFill
 from rekey.project.config import Limits
 from rekey.tables.sent import OPERATIONS, RequestKind
 
@@ -36,6 +36,11 @@ def counted(what: Workload) -> dict[tuple[str, str], int]:
         for one in estimate(what, limits(16)).requests
         if not one.what.startswith("locks")
     }
+
+
+def duration_of(workload: Workload, pace: Limits, phase: str = "backfill") -> Duration:
+    [duration] = [each for each in estimate(workload, pace).durations if each.phase == phase]
+    return duration
 
 
 def test_requests_are_counted_by_phase_and_purpose() -> None:
@@ -101,23 +106,50 @@ def test_both_tables_are_stored_until_the_retention_is_over() -> None:
     ids=["account", "one partition", "hot target", "batches of one", "rate", "partition rate"],
 )
 def test_backfill_has_its_slowest_rate(workload: Workload, pace: Limits, seconds: float, bound: str) -> None:
-    backfill = estimate(workload, pace).durations[0]
+    backfill = duration_of(workload, pace)
     assert bound in backfill.at_limits_bound
     assert backfill.at_limits_s == pytest.approx(seconds)
-    sweep = estimate(replace(workload, follows=False), pace).durations[0].at_limits_s - seconds
+    sweep = duration_of(replace(workload, follows=False), pace).at_limits_s - seconds
     assert 0 < sweep <= 0.05 * pages(workload.source_rows)
     assert backfill.at_targets_s <= backfill.at_limits_s
 
 
+@pytest.mark.parametrize("phase", ["reconcile", "cutover"])
+def test_comparing_has_its_slowest_rate(phase: str) -> None:
+    workload = work(100_000)
+    assert duration_of(workload, limits(16), phase).at_limits_s == pytest.approx(15.0), "two scans"
+    slow = duration_of(workload, limits(16, entities_per_second=100), phase)
+    assert slow.at_limits_bound == "100 entities/s configured"
+    assert slow.at_limits_s == pytest.approx(3_000.0)
+
+
+def test_the_row_check_takes_its_time_unless_it_is_left_out() -> None:
+    workload = work(1_000_000)
+    assert duration_of(workload, limits(16), "prepare").at_limits_s == pytest.approx(50.0)
+    assert estimate(replace(workload, tries_rows=False), limits(16)).takes_s("prepare") == 0
+
+
+def test_an_account_of_its_own_is_named_where_it_saves_a_tenth_of_days() -> None:
+    pace = limits(32).with_targets()
+    large = work(10**9)
+    [targets] = estimate(large, pace).other_accounts
+    assert targets.section == "targets"
+    spread = estimate(replace(large, rows_elsewhere=large.target_rows), pace)
+    assert targets.at_limits_s == pytest.approx(spread.likely_s) and not spread.other_accounts
+    beside = estimate(replace(large, mapping_with_tables=True), pace)
+    assert {other.section for other in beside.other_accounts} == {"restricted", "targets"}
+    assert not estimate(work(10**6), pace).other_accounts
+
+
 def test_an_empty_table_costs_a_request_a_scan_and_no_time() -> None:
     cost = estimate(work(0, largest=0), limits(16))
-    assert [one.at_targets_s for one in cost.durations] == [0, 0, 0]
+    assert [one.at_targets_s for one in cost.durations] == [0, 0, 0, 0]
     assert cost.requests_total > 0
 
 
 def test_two_accounts_share_the_rows_and_the_busier_one_bounds_the_time() -> None:
     """Half of them here and half elsewhere take half as long, where the account's rate is the bound."""
     rate = limits(1000, entities_per_second=10)
-    one, two = (estimate(work(1000, rows_elsewhere=rows), rate).durations[0] for rows in (0, 1000))
+    one, two = (duration_of(work(1000, rows_elsewhere=rows), rate) for rows in (0, 1000))
     assert one.at_limits_bound == two.at_limits_bound == "10 entities/s configured"
     assert one.at_limits_s == pytest.approx(2 * two.at_limits_s)

@@ -13,26 +13,33 @@ from rekey.core.severity import Severity
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
+from rekey.plan import plan
 from rekey.plan.absent import explained, named_properties, spelling_of
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import (
     Started,
     declaration_problems,
+    disk_problems,
     ordered,
     row_problems,
     table_problems,
     time_problems,
 )
 from rekey.plan.result import (
+    EVERY_ROW,
+    SAMPLED,
+    SKIPPED,
     CollisionGroup,
     Collisions,
+    Disk,
     MappingResult,
     Problem,
     RefusedRows,
     TableFill,
     TableState,
 )
-from rekey.project.config import Gates, Limits
+from rekey.plan.subject import PlanOptions
+from rekey.project.config import Gates, Limits, Planning, RowCheck
 from tests.worlds.plans import FINGERPRINTS, declared
 from tests.worlds.small import POSTS, USERS
 
@@ -252,6 +259,58 @@ def test_plan_says_when_a_comparison_outlasts_its_age_or_counts_for_longer_than_
 ) -> None:
     fill = TableFill("T", rows, rows, rows // 100, True, 100, 0.0)
     work = Workload(rows, 1, Batches(rows // 100, 0, rows), [fill], follows=False)
-    problems = list(time_problems(estimate(work, Limits()), Gates(verification_max_age_s=max_age_s)))
+    gates = Gates(verification_max_age_s=max_age_s)
+    problems = list(time_problems(estimate(work, Limits()), gates, rows))
     assert found(problems) == severities
     assert not severities or "verification_max_age" in problems[0].cure
+
+
+@pytest.mark.parametrize(
+    ("rows", "severities"), [(10**7, {}), (10**9, {"long-write-downtime": Severity.WARNING})]
+)
+def test_plan_warns_of_a_long_stop_with_capture_delta(rows: int, severities: dict[str, Severity]) -> None:
+    fill = TableFill("T", rows, rows, rows // 100, True, 100, 0.0)
+    work = Workload(rows, 1, Batches(rows // 100, 0, rows), [fill])
+    estimated = estimate(work, Limits().with_targets())
+    problems = list(time_problems(estimated, Gates(verification_max_age_s=10**9), rows))
+    assert found(problems) == severities
+    # The figures are rows with which the same estimate keeps within the time.
+    assert not severities or ("4,000,000" in problems[0].message and "24,000,000" in problems[0].message)
+
+
+AUTO, FULL, SAMPLE = (Planning(mode, row_check_disk=1000) for mode in RowCheck)
+
+
+@pytest.mark.parametrize(
+    ("disk", "planning", "free", "codes"),
+    [
+        (Disk(EVERY_ROW, 900, 0), AUTO, 2000, {}),
+        (Disk(SAMPLED, 5000, 0), AUTO, 2000, {"row-check-samples": Severity.NOTE}),
+        (Disk(SAMPLED, 5, 0), SAMPLE, 2000, {"row-check-samples": Severity.NOTE}),
+        (Disk(EVERY_ROW, 5000, 0), FULL, 2000, {"disk-too-small": Severity.ERROR}),
+        (Disk(EVERY_ROW, 5000, 0), FULL, None, {}),
+        (Disk(SKIPPED, 5000, 3000), FULL, 2000, {"disk-too-small": Severity.ERROR}),
+    ],
+)
+def test_plan_refuses_a_disk_without_room_and_says_when_rows_are_sampled(
+    disk: Disk, planning: Planning, free: int | None, codes: dict[str, Severity]
+) -> None:
+    assert found(list(disk_problems(disk, planning, free))) == codes
+
+
+@pytest.mark.parametrize(
+    ("options", "needed", "row_check"),
+    [
+        (PlanOptions(planning=AUTO), 1000, EVERY_ROW),
+        (PlanOptions(planning=AUTO), 1001, SAMPLED),
+        (PlanOptions(planning=AUTO, free_disk=900), 901, SAMPLED),
+        (PlanOptions(planning=AUTO, exact=True, most_disk=1000), 1001, EVERY_ROW),
+        (PlanOptions(planning=FULL, free_disk=900), 10**9, EVERY_ROW),
+        (PlanOptions(planning=SAMPLE), 1, SAMPLED),
+        (PlanOptions(planning=FULL, tries_rows=False), 1, SKIPPED),
+    ],
+)
+def test_every_row_is_tried_while_that_fits_unless_the_project_says_otherwise(
+    options: PlanOptions, needed: int, row_check: str
+) -> None:
+    assert plan._row_check(options, needed) == row_check
