@@ -95,8 +95,6 @@ class Workload:
     mapping_bytes: int = 0
     # Target rows in another account than the source.
     rows_elsewhere: int = 0
-    # Requests that look for rows which are referred to.
-    referring: Sequence[Requests] = ()
     # The restricted store is in the account of the source.
     mapping_with_tables: bool = False
 
@@ -149,7 +147,6 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
         yield Requests(PREPARE, "try every row: read the source", RequestKind.SCAN, work.source_pages)
         if work.source_rows > GUESS_ROWS:
             yield Requests(PREPARE, "try every row: how many there are", RequestKind.SCAN, GUESS_PROBES)
-    yield from work.referring
     tables = len(work.tables)
     yield Requests(PREPARE, "look at target tables", RequestKind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", RequestKind.TABLE, tables)
@@ -206,14 +203,27 @@ def _control(phase: str, work: Workload) -> Iterator[Requests]:
 
 
 def estimate(
-    work: Workload, limits: Limits, *, retention_s: float = 0.0, prices: Prices = NO_PRICES
+    work: Workload,
+    limits: Limits,
+    *,
+    retention_s: float = 0.0,
+    prices: Prices = NO_PRICES,
+    referring: Iterable[Requests] = (),
 ) -> Estimate:
-    """Return the requests, durations, storage and money of a migration. `retention_s`: seconds from
-    `complete` to `retire`."""
+    """Return the requests, durations, storage and money of a migration.
+
+    Args:
+        work: what is moved, and how.
+        limits: those in force.
+        retention_s: seconds from `complete` to `retire`.
+        prices: of the service.
+        referring: the requests that look for rows which are referred to.
+    """
     durations = durations_of(work, limits)
     likely_s = sum(duration.at_limits_s for duration in durations)
     [backfill_s] = [duration.at_limits_s for duration in durations if duration.phase == BACKFILL]
-    requests = tuple(requests for requests in requests_of(work, backfill_s) if requests.count)
+    every = (*referring, *requests_of(work, backfill_s))
+    requests = tuple(requests for requests in every if requests.count)
     days = (likely_s + retention_s) / DAY_S
     target_bytes = sum(fill.stored_bytes for fill in work.fills)
     storage = Storage(work.source_bytes, target_bytes, work.mapping_bytes, days)

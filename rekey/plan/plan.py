@@ -283,7 +283,6 @@ def _with_rows(
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.bytes.of_mapping(counts, weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, other_account)),
-        referring=[requests for referred in mapping.references for requests in referred.requests],
         mapping_with_tables=options.mapping_with_tables,
     )
     by_kind, left = survey.kinds(weights), survey.not_migrated(weights)
@@ -291,7 +290,13 @@ def _with_rows(
     named = survey.absent if mapping.sampled_rows else {}
     absent = {name: (where, spelling_of(name, survey.present)) for name, where in named.items()}
     gates = options.gates
-    estimated = estimate(work, options.limits, retention_s=gates.retention_s, prices=options.prices)
+    estimated = estimate(
+        work,
+        options.limits,
+        retention_s=gates.retention_s,
+        prices=options.prices,
+        referring=[requests for referred in mapping.references for requests in referred.requests],
+    )
     estimated = replace(estimated, disk=Disk(row_check, disk_bytes, work.comparison_bytes))
     problems = [
         *row_problems(inventory, mapping, subject.ids_hold, absent),

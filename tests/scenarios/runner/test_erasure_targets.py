@@ -285,7 +285,7 @@ def test_what_another_migration_has_retired_a_part_of_is_still_there(posts: Comm
     project.clock.advance(60)
     with project.session() as session:
         prove(session.config, session.scripts["0002_again"], session.state)
-    posts("retire", "0002", "--table", "PostsV2")
+    posts("retire", "0002", "--table", "PostsV2", "--no-backup", "a test")
     said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, "--json").json
     assert said["targets"] == said["target_rows"] == {"PostsByTag": 2, "PostsV2": 1}
     assert main not in keys_in(project.rows("PostsV2"))
