@@ -199,7 +199,7 @@ class Survey:
     def require_room(self, rows: int) -> None:
         """Raise OverBound when trying a table of so many rows, by those taken, takes more than is allowed."""
         most, target_rows = self.options.most_disk, sum(map(sum, self.counts.target_rows))
-        if most is not None and self.needed_bytes(rows * target_rows / self.counts.tried) > most:
+        if most is not None and self.needed_bytes(rows * target_rows / max(1, self.counts.tried)) > most:
             raise OverBound
 
     def take(self, rows: Sequence[Row], part: int) -> None:
