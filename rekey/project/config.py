@@ -149,7 +149,8 @@ class Gates:
     mapping_retention_s: Seconds = 400 * 86400
 
     def max_age_s(self, took_s: float) -> float:
-        """Return for how many seconds a full verification that took `took_s` opens the gate of cutover."""
+        """Return until how many seconds after its first row was read a full verification that took `took_s`
+        opens the gate of cutover."""
         if self.verification_max_age_s is not None:
             return self.verification_max_age_s
         return max(LEAST_MAX_AGE_S, 2 * took_s)

@@ -25,7 +25,7 @@ from rekey.state.models import Segment
 from rekey.tables.split import find_middle
 from rekey.verify.bucket_digests import SOURCE, BucketDigests, Part, Partial
 from rekey.verify.context import ReconcileContext
-from rekey.verify.first_pass import CHECKPOINT_ROWS, Checkpoint
+from rekey.verify.first_pass import Checkpoint, Due
 from rekey.verify.full import Record, worth_reading
 
 S = TypeVar("S")
@@ -112,13 +112,10 @@ class Workers:
         left = [part for part in work.parts if not part.done]
         if not left:
             return
-        not_stored = 0
+        due = Due(ctx.clock)
 
         def taken(result: Result) -> None:
-            nonlocal not_stored
-            not_stored += result.rows
-            if not_stored >= CHECKPOINT_ROWS:
-                not_stored = 0
+            if due.after(result.rows):
                 checkpoint(work)
 
         job = _Reading(self, ctx, TaskKind.SUM, partial(_add_sums, ctx, work), work.parts.append, taken)

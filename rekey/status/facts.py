@@ -378,8 +378,9 @@ def verification_problem(
         return reason("client-given-up", until=late_until)
     if is_unfollowed(last, facts) and not writers_stopped:
         return reason("verified-unfollowed")
-    if now - ticks_of(last.finished_at) > gates.max_age_s(took_s(last)) * TICKS_PER_SECOND:
-        return reason("verification-too-old", at=last.finished_at)
+    # From its first row: a write beside it may have come behind any row that it read since.
+    if now - ticks_of(last.started_at) > gates.max_age_s(took_s(last)) * TICKS_PER_SECOND:
+        return reason("verification-too-old", at=last.started_at)
     return ""
 
 

@@ -145,7 +145,7 @@ class Status:
     stage: str
     # None before the copy began.
     backfill: Backfill | None
-    # Seconds since the last full verification.
+    # Seconds since the last full verification read its first row.
     verification_age_s: float | None
     # Why that verification keeps the gate before cutover closed; "": it opens it.
     verification_closes: str
@@ -197,6 +197,7 @@ class Status:
             "verification": None
             if last is None
             else {
+                "begun_at": last.started_at,
                 "finished_at": last.finished_at,
                 "age_s": self.verification_age_s,
                 "max_age_s": self.verification_max_age_s,
@@ -247,7 +248,7 @@ def judge(facts: Facts) -> Status:
         verdict=_verdict(facts, closed),
         stage=_stage(facts),
         backfill=_backfill(facts),
-        verification_age_s=None if last is None else facts.since(last.finished_at),
+        verification_age_s=None if last is None else facts.since(last.started_at),
         verification_closes=closed,
         lag_s=_lag(facts),
         retention_ends_at=None if retention is None else format_ticks(retention),

@@ -91,9 +91,9 @@ def _copied(status: Status, verbose: bool) -> _Fields:
     age_s, max_age_s = status.verification_age_s, status.verification_max_age_s
     if last is not None and age_s is not None and max_age_s is not None:
         text = f"{differing(last.divergences)}, {counted(last.rows_source, 'source row')} compared,"
-        text += f" {moment(last.finished_at)}, {duration(age_s)} ago"
+        text += f" {moment(last.finished_at)}, its oldest rows {duration(age_s)} ago"
         if not status.verification_closes:
-            text += f"; good for cutover for {duration(max_age_s)}"
+            text += f"; good for cutover until they are {duration(max_age_s)} old"
             is_set = status.facts.gates.verification_max_age_s is not None
             text += "" if is_set or max_age_s <= LEAST_MAX_AGE_S else ", twice what it took"
         yield "verified", text

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from rekey.core.clock import Clock
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Interrupted, RowRefused
 from rekey.model import EntityKey, KeyRange, Row, key_of
@@ -25,12 +26,28 @@ def keep_nothing(_work: Partial) -> None:
     """Store nothing: the default."""
 
 
-# Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table.
-CHECKPOINT_ROWS = 200_000
+# Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table; and seconds, where
+# rates are low. One that is killed once an hour reads less than a hundredth twice.
+CHECKPOINT_ROWS, CHECKPOINT_S = 200_000, 30.0
 # Rows a part must have given since its last split before it is split again: finding a middle takes about
 # fifteen requests, and a part that gave fifty pages likely has as many left. Under rate limits (no prefetch)
 # a reader has the rate of one partition: twenty pages take it ten seconds.
 LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
+
+
+class Due:
+    """Tells when the next checkpoint is due."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._rows, self._since = clock, 0, clock.monotonic()
+
+    def after(self, rows: int) -> bool:
+        """Count rows that were read; tell whether a checkpoint is due, which begins the count anew."""
+        self._rows, now = self._rows + rows, self._clock.monotonic()
+        if self._rows < CHECKPOINT_ROWS and now - self._since < CHECKPOINT_S:
+            return False
+        self._rows, self._since = 0, now
+        return True
 
 
 async def add_digests(
@@ -41,8 +58,8 @@ async def add_digests(
     Args:
         ctx: the tables and the mapping.
         work: the digests; its parts may be split.
-        checkpoint: called with the digests about every `CHECKPOINT_ROWS` rows, when interrupted, and at the
-            end.
+        checkpoint: called with the digests about every `CHECKPOINT_ROWS` rows or `CHECKPOINT_S` seconds, when
+            interrupted, and at the end.
         trace: notes from which page each row came.
 
     Raises:
@@ -70,7 +87,7 @@ class _FirstPass(ParallelScan[_PartReader]):
         self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
         super().__init__(self._reader(part) for part in work.parts if not part.done)
         self.least = LEAST_ROWS if ctx.reads.prefetch else LEAST_AT_RATES
-        self._since = 0
+        self._due = Due(ctx.clock)
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
         self._adding = RowAdder(ctx.source.name, ctx.mapper, not_compared, work, trace)
 
@@ -91,9 +108,7 @@ class _FirstPass(ParallelScan[_PartReader]):
         self._adding.add(part.table, rows)
         self._work.was_read(part.table, len(rows), ctx.now())
         ctx.reads.advance(len(rows))
-        self._since += len(rows)
-        if self._since >= CHECKPOINT_ROWS:
-            self._since = 0
+        if self._due.after(len(rows)):
             self._checkpoint(self._work)
         await ctx.count_page(reader.table, page)
 

@@ -65,8 +65,7 @@ async def full(
     Args:
         ctx: the tables and the mapping.
         partial: digests to resume from; None begins anew, with each table in one part.
-        checkpoint: called with the digests about every `CHECKPOINT_ROWS` rows, and when the first pass is
-            done.
+        checkpoint: called with the digests as they are to be stored.
         repair: repair stable divergences; the report says how each ended, and the caller verifies again.
         reader: reads the tables; None: this process.
 

@@ -385,7 +385,7 @@ def worked(*sittings: tuple[str, str]) -> Verification:
     return replace(verified(at=sittings[-1][1]), started_at=sittings[0][0], report={"read": read})
 
 
-TWO_DAYS = ("2023-12-27T00:00:00Z", "2023-12-29T00:00:00Z")  # and over since three and four days
+TWO_DAYS = ("2023-12-29T12:00:00Z", "2023-12-31T12:00:00Z")  # begun three and a half days ago
 
 
 @pytest.mark.parametrize(
@@ -393,11 +393,12 @@ TWO_DAYS = ("2023-12-27T00:00:00Z", "2023-12-29T00:00:00Z")  # and over since th
     [
         (worked(TWO_DAYS), None, True),
         (worked(TWO_DAYS), 24 * 3600, False),
-        (worked((TWO_DAYS[0], "2023-12-27T01:00:00Z"), ("2023-12-28T23:00:00Z", TWO_DAYS[1])), None, False),
-        (worked(("2023-12-29T00:00:00Z", "2023-12-31T23:00:00Z")), 3600, False),
+        (worked((TWO_DAYS[0], "2023-12-29T13:00:00Z"), ("2023-12-31T11:00:00Z", TWO_DAYS[1])), None, False),
+        (worked(("2024-01-01T22:30:00Z", "2024-01-01T23:59:00Z")), 3600, False),
         (worked(("2024-01-01T23:00:00Z", "2024-01-01T23:10:00Z")), None, True),
+        (worked(("2023-12-31T20:00:00Z", "2023-12-31T21:00:00Z"), (HOUR_AGO, NOW)), None, False),
     ],
-    ids=["two days", "the age is set", "cut off for most of two days", "the age is set short", "minutes"],
+    ids=["two days", "the age is set", "cut off for long", "younger end", "minutes", "break"],
 )
 def test_a_verification_counts_for_a_day_or_twice_what_it_worked_unless_the_age_is_set(
     verification: Verification, max_age_s: float | None, opens: bool
