@@ -6,11 +6,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from rekey.backup.begun import control_rows, names_in, require_ended
+from rekey.backup.erased import ErasedRows, Unerased, erased_of, recorded_in
 from rekey.backup.export import export_table
 from rekey.backup.folder import Export, open_export
 from rekey.backup.manifest import NOT_A_SNAPSHOT
@@ -21,13 +24,16 @@ from rekey.cli.shell import FOLDER, Shell, command, flag
 from rekey.copy.throttle import Throttle, listen, throttle_of
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.core.progress import Advance
-from rekey.errors import ExitCode, TableMissing
+from rekey.errors import CredentialRefused, ExitCode, TableMissing
+from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
 from rekey.mapping.sealing import WrappingKey
 from rekey.present.text import counted, wrapped
 from rekey.project.config import Config, load_config
 from rekey.protocol.opening import open_wrapping
 from rekey.runner.remaining import rows_up_to
 from rekey.runner.run import StopFlag
+from rekey.state.audit import erasures
+from rekey.state.store import State
 from rekey.tables.base import Table, TableService, holding
 from rekey.tables.similar import similar_tables
 from rekey.verify.bucket_digests import FEW
@@ -35,6 +41,10 @@ from rekey.verify.context import RowReads
 
 T = TypeVar("T")
 
+_UNSEEN = (
+    "NOT CHECKED {store} may not be read: whether a migration is under way for the table, and which rows were"
+    " erased, is not known"
+)
 IN_THE_CLEAR = "no: whoever can read the folder can read it, and nothing proves who wrote it"
 
 
@@ -44,6 +54,7 @@ class Work:
 
     config: Config
     tables: TableService
+    restricted: TableService
     throttle: Throttle
     stop: StopFlag
 
@@ -77,7 +88,7 @@ def run(shell: Shell, config: Config, work: Callable[[Work], Coroutine[Any, Any,
         async with shell.connect(config) as accounts:
             throttle = throttle_of(config, shell.clock, stopping=stop.requested)
             listen(accounts, throttle, Throttle(clock=shell.clock))
-            return await work(Work(config, accounts.tables, throttle, stop))
+            return await work(Work(config, accounts.tables, accounts.restricted, throttle, stop))
 
     with signals.stopping(stop, log_json=shell.options.log_json):
         return shell.do(connected())
@@ -165,6 +176,44 @@ def export(shell: Shell, table: str, folder: Path, plain: bool) -> ExitCode:
     return shell.emit(document, "\n".join(text))
 
 
+async def _unerased(on: Work, export: Export, table: str) -> Unerased:
+    """Return which rows of an export may be written to a table.
+
+    Raises:
+        Refused: the table is the source or a target of a migration under way.
+        SealedUnreadable: a tombstone in the mapping is not by rekey.
+        Moved, SecretMissing: rows were erased, and the wrapping key of the mapping is not there.
+        CredentialRefused: the restricted store may not be read.
+    """
+    _, account = on.config.holding(table)
+    name, header = own_name(table), export.manifest.header
+    controls = await control_rows(on.restricted.table(CONTROL_TABLE))
+    require_ended(controls, name, account.endpoint)
+    erased: list[tuple[str, ErasedRows]] = []
+    for control in controls:
+        # The keys of the export are those of its table, wherever they are written to.
+        names = {
+            *names_in(control, name, account.endpoint),
+            *names_in(control, own_name(header.table), header.account),
+        }
+        rows = names and await erased_of(
+            on.restricted.table(MAPPING_TABLE),
+            control,
+            wrapping=partial(open_wrapping, on.config),
+            recorded=_recorded(on.config, control.script_id),
+        )
+        erased += [(each, rows) for each in sorted(names) if rows]
+    return Unerased(erased)
+
+
+def _recorded(config: Config, script_id: str) -> frozenset[str]:
+    """Return the safe ids of the rows that the project's audit log, if it is here, says were erased."""
+    if not config.state.exists():
+        return frozenset()
+    with State.open(config.state, read_only=True) as state:
+        return recorded_in(erasures(state.audit_events(script_id)))
+
+
 def _shown_digest(export: Export) -> str:
     """Return the content digest; "" where keys are sealed and few rows would let it be guessed."""
     is_guessable = export.cover.is_sealed and export.manifest.rows < FEW
@@ -194,7 +243,14 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
         raise refusal("export-in-the-clear", folder=folder)
     rows = export.manifest.rows
 
-    async def work(on: Work) -> Imported:
+    unseen: list[str] = []
+
+    async def work(on: Work) -> tuple[Imported, int]:
+        try:
+            unerased = await _unerased(on, export, table)
+        except CredentialRefused:
+            unerased = Unerased(())
+            unseen.append(config.restricted.endpoint)
         with shell.progress().task(f"check {folder.name}", total=rows) as advance:
             await check_export(export, advance, on.stop.check)
         present = await rows_up_to(on.table(table), 1)
@@ -204,10 +260,13 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
             raise refusal("table-holds-rows", table=table)
         with shell.progress().task(f"import {table}", total=rows) as advance:
             writes = Writes(replace, config.limits.concurrency, on.throttle, advance, on.stop.check)
-            return await import_rows(export, on.tables.multi_writer_table(table), writes)
+            target = on.tables.multi_writer_table(table)
+            done = await import_rows(export, target, writes, takes=unerased.takes)
+        return done, unerased.erased
 
-    done = run(shell, config, work)
-    document = {"folder": str(folder), "table": table, "rows": rows, **done.as_json()}
+    done, erased = run(shell, config, work)
+    document = {"folder": str(folder), "table": table, "rows": rows, **done.as_json(), "erased": erased}
+    document["not_checked"] = unseen
     text = [
         f"{table}: {counted(rows, 'row')} of {folder}, exported at {export.manifest.header.began_at}",
         *([] if export.cover.is_sealed else [f"  encrypted   {IN_THE_CLEAR}"]),
@@ -215,6 +274,8 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
         f"  unchanged   {done.unchanged:,}",
         f"  replaced    {done.replaced:,}",
         f"  differing   {done.differing:,}",
+        *([f"  erased      {erased:,}, not written: they were erased after the export"] if erased else []),
+        *(line for store in unseen for line in wrapped(_UNSEEN.format(store=store), first="  ")),
     ]
     if done.differing:
         shell.tell_before_error(document, "\n".join(text))

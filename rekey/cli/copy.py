@@ -7,14 +7,15 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rekey.backup.begun import control_rows, require_ended
 from rekey.backup.compare import compare
 from rekey.backup.copying import Journal, Watched, copy_rows
 from rekey.backup.refusals import refusal
@@ -23,14 +24,24 @@ from rekey.cli.backup import Work, run
 from rekey.cli.places import Place
 from rekey.cli.shell import FOLDER, Shell, command, flag
 from rekey.core.key_space import KeySpace
-from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, table_name_problem
+from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, own_name, table_name_problem
 from rekey.declaration.key_space import space_of
 from rekey.declaration.rows import AllOf, Condition, partition_key, row_key
-from rekey.errors import ExitCode, TableMissing, reason_of
+from rekey.errors import (
+    ConfigurationError,
+    CredentialRefused,
+    EndpointDown,
+    ExitCode,
+    TableMissing,
+    Unavailable,
+    reason_of,
+)
+from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.present.text import counted
+from rekey.present.text import counted, wrapped
 from rekey.project.config import Config, is_same_account, load_config
 from rekey.project.privatefiles import write_whole
+from rekey.protocol.control import ControlRow
 from rekey.runner.remaining import rows_up_to
 from rekey.state.filelock import FileLock
 from rekey.tables.base import Table, holding
@@ -39,6 +50,7 @@ from rekey.verify.render import full_lines
 from rekey.verify.report import exit_code
 
 _WRITTEN = "the source is being written: what is written after a row was compared is not copied"
+_UNSEEN = "NOT CHECKED {store}: whether a migration is under way for the target cannot be read there"
 _CONFIG, _REPORT = "rekey.toml", "report.json"
 _BY_KEY = {PARTITION_KEY: partition_key, ROW_KEY: row_key}
 _CONDITION = re.compile(rf"({PARTITION_KEY}|{ROW_KEY})=(.*)", re.DOTALL)
@@ -113,10 +125,11 @@ def copy(
     part = _part(conditions)
     folder = folder or Path(f"rekey-copy-{_digest(places, conditions, replace)}")
     config = _configured(folder, *places, rate)
-    how = How(folder, part, replace)
+    how, seen = How(folder, part, replace), _Seen.of_project(shell)
 
     async def work(on: Work) -> list[dict[str, Any]]:
         pairs = await _pairs(on, *places)
+        await _refuse_migrating(on, seen, pairs, places)
         if dry_run:
             return [await _foreseen(shell, on, how, pair) for pair in pairs]
         return [await _copied(shell, on, how, pair) for pair in pairs]
@@ -130,12 +143,14 @@ def copy(
     document = {
         "state": str(folder),
         "dry_run": dry_run,
+        "not_checked": seen.unseen,
         "tables": [{name: member for name, member in table.items() if name != "text"} for table in done],
         "exit_code": int(code),
     }
     if any(table.get("differing") for table in done):
         again = shell.command(_again(source, target, conditions, "--replace"))
         text.append(f"  next        {again} (overwrites what differs)")
+    text += [line for store in seen.unseen for line in wrapped(_UNSEEN.format(store=store), first="  ")]
     return shell.emit(document, "\n".join([*text, f"  state       {folder}"]), code)
 
 
@@ -222,6 +237,52 @@ async def _pairs(on: Work, source: Place, target: Place) -> list[Pair]:
     if same := [pair.source for pair in pairs if pair.source.lower() == pair.target.lower()]:
         raise click.UsageError(f"FROM and TO are one table: {', '.join(same)}")
     return pairs
+
+
+async def _refuse_migrating(on: Work, seen: _Seen, pairs: Iterable[Pair], places: Sequence[Place]) -> None:
+    """Refuse targets of which a migration is under way, as far as both accounts tell. Raises Refused."""
+    stores = {CONTROL_TABLE: places[0]}
+    if on.config.targets is not None:
+        stores[CONTROL_TABLE + TARGET_ACCOUNT_SUFFIX] = places[1]
+    for name, place in stores.items():
+        await seen.look(on.table(name), place.endpoint)
+    for pair in pairs:
+        require_ended(seen.controls, own_name(pair.target), places[1].endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The migrations that can be seen from here."""
+
+    controls: list[ControlRow] = field(default_factory=list)
+    # The stores that were asked, and those of them that may not be read.
+    stores: set[str] = field(default_factory=set)
+    unseen: list[str] = field(default_factory=list)
+
+    async def look(self, table: Table, store: str) -> None:
+        if store in self.stores:
+            return
+        self.stores.add(store)
+        try:
+            self.controls.extend(await control_rows(table))
+        except CredentialRefused:
+            self.unseen.append(store)
+
+    @classmethod
+    def of_project(cls, shell: Shell) -> _Seen:
+        """Look in the restricted store of the configuration, if there is one: a copy needs none."""
+        seen = cls()
+
+        async def look(config: Config) -> None:
+            async with shell.connect(config) as accounts:
+                await seen.look(accounts.restricted.table(CONTROL_TABLE), config.restricted.endpoint)
+
+        if shell.has_project:
+            try:
+                shell.do(look(load_config(shell.config.path)))
+            except (ConfigurationError, EndpointDown, Unavailable):
+                seen.unseen.append(str(shell.config.path))
+        return seen
 
 
 # --- copying -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def restore(shell: Shell, folder: Path, script: str | None) -> ExitCode:
     declared = project.the_one(script, lambda applied: Phase.RETIRE in applied)
     export = opened(lambda: project.config, folder)
     with open_session(shell, project) as session:
-        done = restore_source(session, declared.script_id, export)
+        done, erased = restore_source(session, declared.script_id, export)
     source, began_at = declared.migration.source_label, export.manifest.header.began_at
     document = {"script_id": declared.script_id, "table": declared.migration.source, "folder": str(folder)}
     text = [
@@ -37,6 +37,7 @@ def restore(shell: Shell, folder: Path, script: str | None) -> ExitCode:
         f"  inserted    {done.inserted:,}",
         f"  unchanged   {done.unchanged:,}",
         f"  differing   {done.differing:,}",
+        *([f"  erased      {erased:,}, not written: they were erased after the export"] if erased else []),
     ]
     code = ExitCode.FINDINGS if done.differing else ExitCode.DONE
-    return shell.emit({**document, **done.as_json()}, "\n".join(text), code)
+    return shell.emit({**document, **done.as_json(), "erased": erased}, "\n".join(text), code)

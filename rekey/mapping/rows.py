@@ -42,7 +42,7 @@ WHOLE = "all"
 # The property of that tombstone that says that nothing of the content is left.
 DONE = "Done"
 ERASED_ON = "ErasedOn"
-_PROOF = "Proof"
+PROOF = "Proof"
 _COHORT = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MONTHS = 12
@@ -396,7 +396,7 @@ class Tombstones:
         # is not enough to fake an erasure. A mapping in the clear has no such key.
         if self._key is None:
             return row
-        return row | binary(_PROOF, self._proof(self._key, key, on))
+        return row | binary(PROOF, self._proof(self._key, key, on))
 
     def read(self, row: Row) -> str:
         """Return the day of a tombstone. Raises SealedUnreadable: rekey did not write it: the day is
@@ -405,7 +405,7 @@ class Tombstones:
         right = _DAY.fullmatch(on) is not None
         if right and self._key is not None:
             try:
-                proof = base64.b64decode(str(row.get(_PROOF, "")), validate=True)
+                proof = base64.b64decode(str(row.get(PROOF, "")), validate=True)
             except binascii.Error:
                 proof = b""
             right = hmac.compare_digest(proof, self._proof(self._key, key, on))

@@ -29,6 +29,8 @@ from rekey.protocol.stored import INT64, MAPPING, MOMENT, ColumnCodec, column, r
 from rekey.tables.base import Operation, TableService, Verb
 
 CONTROL_ROW_KEY = "control"
+# What the partition of a group's control rows begins with.
+GROUP_PREFIX = "group:"
 FORMAT = 1
 # The format of a row in `complete` whose index tables clients maintain: a program that does not know of that
 # would write the main target alone, so it must not be able to read the row.
@@ -163,7 +165,7 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
 
 def control_key(script_id: str, group: str) -> EntityKey:
     """Return the key of a migration's control row; `group` is "" where it has none."""
-    return EntityKey(f"group:{group}", script_id) if group else EntityKey(script_id, CONTROL_ROW_KEY)
+    return EntityKey(f"{GROUP_PREFIX}{group}", script_id) if group else EntityKey(script_id, CONTROL_ROW_KEY)
 
 
 def is_joint(now: ControlPhase, then: ControlPhase) -> bool:

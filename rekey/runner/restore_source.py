@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from rekey.backup.begun import control_rows, require_ended
+from rekey.backup.erased import Unerased, erased_in, recorded_in
 from rekey.backup.folder import Export
 from rekey.backup.restore import Imported, Writes, check_export, import_rows
+from rekey.core.limits import own_name
+from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
+from rekey.model import Row
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
 from rekey.runner.backup import described
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import rows_up_to
 from rekey.runner.run import Run
 from rekey.runner.session import Session
-from rekey.state.audit import BACKED_UP
+from rekey.state.audit import BACKED_UP, erasures
 
 # Audit event: rows were brought back.
 RESTORED = "source-restored"
@@ -18,15 +24,22 @@ RESTORED = "source-restored"
 RESTORING = "restoring"
 
 
-def restore_source(session: Session, script_id: str, export: Export) -> Imported:
+def restore_source(session: Session, script_id: str, export: Export) -> tuple[Imported, int]:
     """Bring the retired source of a migration back from its backup: of a part, the rows of the part. Rows
-    that are there are left. The same call again finishes it.
+    that are there are left, and rows that were erased stay erased. The same call again finishes it. Return
+    what was done, and how many rows were left out because they were erased.
 
     Raises:
         Refused: the migration is not retired, the export is not the backup it was retired with or was
-            changed, or the source holds rows, or is a target by now.
+            changed, or the source holds rows, or is a table of another migration by now.
     """
     run = session.resume(script_id)
+
+    def is_other(row: ControlRow) -> bool:
+        # Another part of the source holds no row of this one.
+        other = session.scripts.get(row.script_id)
+        return row.script_id != script_id and (other is None or not other.is_beside(run.declared))
+
     control = session.do(run.control.read())
     if control is None or control.phase is not ControlPhase.RETIRED:
         phase = "nothing" if control is None else control.phase
@@ -38,17 +51,23 @@ def restore_source(session: Session, script_id: str, export: Export) -> Imported
     fillers = [name for name, script in session.scripts.items() if source.name.lower() in script.fills]
     if filling := [name for name in fillers if session.ledger.applied(name)]:
         raise refusal("source-is-target", source=source, scripts=", ".join(filling), folder=export.folder)
+    others = [row for row in session.do(control_rows(run.restricted.table(CONTROL_TABLE))) if is_other(row)]
+    require_ended(others, own_name(source.name), run.config.holding(source.name)[1].endpoint)
     if run.state.get_fact(script_id, RESTORING) != backup:
         if session.do(rows_up_to(source, 1)):
             raise refusal("source-holds-rows", source=source, folder=export.folder)
         run.state.set_fact(script_id, RESTORING, backup)
-    done = session.do(_restored(run, export))
-    run.state.audit(RESTORED, script_id, {"backup": described(export), **done.as_json()})
+    done, erased = session.do(_restored(run, export))
+    details = {"backup": described(export), **done.as_json(), "erased": erased}
+    run.state.audit(RESTORED, script_id, details)
     run.state.set_fact(script_id, RESTORING, None)
-    return done
+    return done, erased
 
 
-async def _restored(run: Run, export: Export) -> Imported:
+async def _restored(run: Run, export: Export) -> tuple[Imported, int]:
+    recorded = recorded_in(erasures(run.state.audit_events(run.script_id)))
+    rows = await erased_in(run.restricted.table(MAPPING_TABLE), run.mapping.rows, recorded)
+    unerased = Unerased([(run.source.name, rows)])
     total = export.manifest.rows
     with run.progress.task(f"check {export.folder.name}", total=total) as advance:
         await check_export(export, advance, run.check)
@@ -66,4 +85,8 @@ async def _restored(run: Run, export: Export) -> Imported:
         # The export may hold the other rows of the table, which were not deleted.
         part = run.declared.migration.key_spaces.get(name)
         table = run.tables.multi_writer_table(name)
-        return await import_rows(export, table, writes, takes=None if part is None else part.has)
+
+        def takes(row: Row) -> bool:
+            return (part is None or part.has(row)) and unerased.takes(row)
+
+        return await import_rows(export, table, writes, takes=takes), unerased.erased
