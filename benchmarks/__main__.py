@@ -29,6 +29,7 @@ from benchmarks import (
     proxy,
     pure,
     rates,
+    scale,
     stubbed,
 )
 from benchmarks.measure import Measured, run
@@ -122,9 +123,15 @@ class Sizes:
     backup: int = 1_000_000
     rates: float = 1.0
     proxy: proxy.Sizes = proxy.FULL
+    scale: tuple[int, ...] = (10**6, 10**7, 10**8)
 
 
-FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
+FULL = replace(
+    Sizes(),
+    limits=1_000_000,
+    sizes=(10_000, 1_000_000, 3_000_000),
+    scale=tuple(10**power for power in range(6, 11)),
+)
 QUICK = Sizes(
     (400,),
     400,
@@ -144,6 +151,7 @@ QUICK = Sizes(
     2_000,
     0.02,
     proxy.QUICK,
+    (200_000,),
 )
 
 
@@ -172,6 +180,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
     "row_check": lambda sizes: {"row_check": asked.row_check(sizes.row_check, say, sizes.tries)},
     "backup": lambda sizes: {"backup": backups.measure(sizes.backup, say, sizes.tries)},
+    "scale": lambda sizes: {"scale": scale.measure(sizes.scale, say)},
     "peers": lambda sizes: {"peers": peers.measure(sizes.peers, say, tries=sizes.tries)},
     "dual_write": lambda sizes: {
         "dual_write": dualwrite.measure(sizes.calls, say, dualwrite.KINDS[: sizes.kinds])

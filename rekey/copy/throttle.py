@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 from rekey.copy.aimd import BUSY, Pace, ServiceRates
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_in_target_account
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, USED_SHARE, is_in_target_account
 from rekey.core.progress import Held, Holds
 from rekey.project.config import Config
 from rekey.tables import allowance
@@ -25,9 +25,6 @@ from rekey.tables.sent import RequestKind
 _LOG = logging.getLogger("rekey.copy")
 # Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second.
 _BURST_SECONDS = 0.1
-# The part of a rate that is used: rows read are counted only when they have arrived, and a refused request
-# waits longer than this costs.
-_SHARE = 0.98
 _POLL_SECONDS = 0.5
 _MOST_LANES = 4096
 _RateOf = Callable[[], float | None]
@@ -270,7 +267,7 @@ class Throttle:
         for partition, lane in self._partitions.items():
             table = str(partition[0]) if isinstance(partition, tuple) else ""
             if self.rates.partition is not None and lane.entities > busiest.get(table, (-1, 0.0))[0]:
-                busiest[table] = (lane.entities, self.rates.partition * _SHARE)
+                busiest[table] = (lane.entities, self.rates.partition * USED_SHARE)
         return busiest
 
     def current_holds(self) -> list[Held]:
@@ -315,23 +312,23 @@ class Throttle:
         return own if self.target_account is None else f"{own}; in [targets] {self.target_account.describe()}"
 
     def _partition_rate(self, kind: RequestKind, partition: Hashable) -> float | None:
-        """Entities a second of a partition, times `_SHARE`; None for no limit."""
+        """Entities a second of a partition, times `USED_SHARE`; None for no limit."""
         rate: float | None = self.rates.partition
         if (service := self.service) is not None:
             rate = min(service.partition_rate(kind, partition), rate or math.inf)
-        return None if rate is None else rate * _SHARE
+        return None if rate is None else rate * USED_SHARE
 
     def _account_rate(self) -> float | None:
-        """Entities a second, times `_SHARE`: as allowed, or less after push-back; None for no limit."""
+        """Entities a second, times `USED_SHARE`: as allowed, or less after push-back; None for no limit."""
         allowed = self.rates.account
         slowed = self._pace.rate if self.service is None else self.service.account.rate
         rate = allowed if slowed is None else min(slowed, allowed or slowed)
-        return None if rate is None else rate * _SHARE
+        return None if rate is None else rate * USED_SHARE
 
     def _kind_rate(self, kind: RequestKind) -> float | None:
-        """Entities a second of a kind of request by itself, times `_SHARE`; None for no limit."""
+        """Entities a second of a kind of request by itself, times `USED_SHARE`; None for no limit."""
         rate = math.inf if self.service is None else self.service.kind_rate(kind)
-        return rate * _SHARE if rate < math.inf else None
+        return rate * USED_SHARE if rate < math.inf else None
 
     def _lanes(self, kind: RequestKind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
         return (self._kinds[kind], partial(self._kind_rate, kind)), (self._account, self._account_rate)

@@ -31,6 +31,9 @@ MAX_VALUE_BYTES = 64 * 1024
 # and performance targets for Table storage"). Above its capacity it answers 503.
 ACCOUNT_TARGET = 20_000
 PARTITION_TARGET = 2_000
+# The part of a rate that is used: rows read are counted only when they have arrived, and a refused request
+# waits longer than this costs.
+USED_SHARE = 0.98
 
 # Lower case: the service's own name, and the tables of the restricted store.
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})

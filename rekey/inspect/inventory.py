@@ -30,6 +30,8 @@ class SampleSize:
     head_rows: int = 30_000
     # Pages read elsewhere. A probe costs one request, two when its key is absent.
     probes: int = 45
+    # Most such pages where `probes` are too few to estimate how many rows there are; a fifth of all at most.
+    most_probes: int = 1_000
     # Maximum number of requests, head included; None: only `probes` limits them.
     requests: int | None = None
 
@@ -160,10 +162,14 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
             jump(key_from(after))
         return await reading.read_stretch(after, left())
 
+    def more(rows: float) -> int:
+        fifth = min(size.most_probes, int((reading.rows + rows) / MAX_PAGE_ROWS / 5))
+        return max(0, fifth - size.probes) if size.requests is None else 0
+
     probes, most = size.probes, left()
-    sizer = Sizer(read, probes if most is None else min(probes, most))
+    sizer = Sizer(read, probes if most is None else min(probes, most), more)
     likely = reading.rows + round(await sizer.rows_after(page, reading.rows))
-    return reading.inventory(max(likely, reading.rows), exact=False, settled=sizer.settled)
+    return reading.inventory(max(likely, reading.rows), exact=False, settled=sizer.settled, error=sizer.error)
 
 
 class _Reading:
@@ -246,10 +252,10 @@ class _Reading:
         # Stretches are few and may overlap, so check all that end at or after the key.
         return any(after < key for after in self._read_after[bisect_left(self._read_upto, key) :])
 
-    def inventory(self, rows: int, *, exact: bool, settled: bool) -> Inventory:
+    def inventory(self, rows: int, *, exact: bool, settled: bool, error: float = 0.0) -> Inventory:
         return Inventory(
             table=self._table.name,
-            rows=RowEstimate(rows, self.rows, exact, settled),
+            rows=RowEstimate(rows, self.rows, exact, settled, error),
             stored_bytes=0,
             pages=self.pages,
             partitions=self._runs.met,

@@ -4,7 +4,8 @@ The keys form a tree of prefixes. From a page one can jump to the next prefix in
 branches of a level are enumerated cheaply; branches that a page did not cover are *open*. Of all open
 branches that split at the same depth one, drawn by lot, is enumerated and stands for all of them (Chen,
 "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The estimate
-is unbiased; for keys of even form (padded numbers, dates, GUIDs) it is close.
+is unbiased; for keys of even form (padded numbers, dates, GUIDs) it is close. For others the mean of several
+such estimates is closer, and their spread says how close.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import random
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import sqrt
+from statistics import fmean, stdev
 from typing import TypeAlias
 
 from rekey.core.plain import json_field
@@ -28,6 +31,9 @@ _MAX_BRANCHES = 17
 # How many of a level's other branches are drawn.
 _DRAWS = 8
 _SEED = 20
+# Runs after which a relative standard error of `_ENOUGH` suffices.
+_LEAST_RUNS = 5
+_ENOUGH = 0.05
 # Digits, upper- and lowercase letters: a level with units of a class may have all of it.
 _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
 
@@ -70,8 +76,10 @@ class RowEstimate:
     rows: int
     at_least: int = field(metadata=json_field("rows_at_least"))
     exact: bool
-    # False when the requests ran out before the estimate covered the whole table: it probably holds more.
+    # False when the requests ran out before the estimate covered the whole table.
     settled: bool
+    # The relative standard error of the estimate; 0 where it is exact or not known.
+    error: float = field(default=0.0, metadata=json_field("rows_error", digits=3, omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,94 +98,133 @@ class _Open:
 
 @dataclass(slots=True)
 class _Stratum:
-    """Open branches of one level that look alike; one of them stands for all."""
+    """Open branches of one generation that look alike; one of them stands for all."""
 
     # Number of branches.
     weight: float
     # The one that stands for all.
     branch: _Open
-    # Rows of the pages its enumeration read, each page times the branches it stands for; None until
-    # enumerated.
-    rows: float | None = None
-    # The strata that its enumeration opened.
-    below: list[_Stratum] = field(default_factory=list)
-    # For each level that its enumeration climbed to, the generation of the branches there and `rows` before
-    # the climb: with the branches opened till then, the rows of the level's first branch.
-    firsts: list[tuple[int, float]] = field(default_factory=list)
+    # Its enumeration; None until that begins.
+    walk: _Walk | None = None
 
 
 class Sizer:
-    """Estimates how many rows follow a stretch that was read."""
+    """Estimates how many rows follow a stretch that was read: the mean of several runs, as many as the
+    requests allow and the estimate needs."""
 
-    def __init__(self, read: Read, requests: int) -> None:
-        """Create an estimator with a budget of requests; the last stretch may exceed it."""
+    def __init__(self, read: Read, requests: int, more: Callable[[float], int] = lambda _rows: 0) -> None:
+        """Create an estimator with a budget of requests; the last stretch may exceed it. `more`: called with
+        the estimate of the rows that follow when they have run out; returns how many more may be sent."""
         self._read = read
         self._requests = requests
+        self._more: Callable[[float], int] | None = more
         self._lot = random.Random(_SEED)  # noqa: S311 - seeded: the same table gives the same estimate
-        self._sizes: dict[tuple[int, int], list[float]] = {}
-        self._firsts: dict[int, float] = {}
+        self._runs: list[float] = []
+        # False when the requests ran out in the first run.
         self.settled = True
+
+    @property
+    def error(self) -> float:
+        """The relative standard error of the estimate, by its runs; 0 where there is one."""
+        if len(self._runs) < 2 or not (mean := fmean(self._runs)):
+            return 0.0
+        return stdev(self._runs) / sqrt(len(self._runs)) / mean
 
     async def rows_after(self, keys: Sequence[Units], before: int = 0) -> float:
         """Return the estimated number of rows after `keys`, a page that ends after `before` rows."""
         root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
-        waiting = [root]
-        while waiting and self._requests > 0:
-            # the earliest generation first; within it the fullest branches, then the greatest weight
-            stratum = min(
-                waiting, key=lambda each: (each.branch.generation, -each.branch.shape, -each.weight)
-            )
-            waiting.remove(stratum)
-            walk = _Walk(stratum.branch)
+        while True:
+            run = _Run(root, before)
+            complete = await self._complete(run)
+            if complete or not self._runs:
+                self._runs.append(run.rows())
+                self.settled = complete
+            enough = len(self._runs) >= _LEAST_RUNS and self.error <= _ENOUGH
+            if not complete or not run.drawn or enough or not self._may_read(run):
+                return fmean(self._runs)
+
+    async def _complete(self, run: _Run) -> bool:
+        """Enumerate a branch of each stratum; tell whether the requests sufficed."""
+        while (stratum := run.next_stratum()) is not None:
+            walk = stratum.walk or _Walk(stratum.branch)  # that of the root serves all runs
             while not walk.finished:
-                if self._requests <= 0:
-                    self.settled = False
-                    break
+                if not self._may_read(run):
+                    return False
                 page = await self._read(walk.next_probe())
                 self._requests -= page.requests
                 walk.take(page)
-            stratum.rows = walk.rows
-            stratum.below = self._stratify(walk.opened())
-            read = before if stratum is root else 0
-            stratum.firsts = [(generation, read + rows) for generation, rows in walk.firsts()]
-            waiting += stratum.below
-        return self._total(root)
+                stratum.walk = walk
+            run.open(stratum, walk, self._lot)
+        return True
 
-    def _stratify(self, opened: list[tuple[float, _Open]]) -> list[_Stratum]:
-        """Group open branches of equal generation and shape; draw the one that stands for each group."""
-        strata: dict[tuple[int, int], _Stratum] = {}
-        for weight, branch in opened:
-            alike = branch.generation, branch.shape
-            known = strata.get(alike)
+    def _may_read(self, run: _Run) -> bool:
+        if self._requests <= 0 and self._more is not None:
+            more, self._more = self._more, None
+            self._requests += more(run.rows())
+        return self._requests > 0
+
+
+class _Run:
+    """One estimate. Of all branches that look alike one, drawn by lot, stands for all, wherever they are."""
+
+    def __init__(self, root: _Stratum, before: int) -> None:
+        self._strata = {_alike(root.branch): root}
+        self._waiting = [_alike(root.branch)]
+        self._before = before
+        # Whether any branch stands for others.
+        self.drawn = False
+
+    def next_stratum(self) -> _Stratum | None:
+        """Return the next stratum: of the earliest generation, whose strata no other branch joins
+        any more, the one of the fullest branches. None: there is none."""
+        if not self._waiting:
+            return None
+        alike = min(self._waiting, key=lambda alike: (alike[0], -alike[1]))
+        self._waiting.remove(alike)
+        return self._strata[alike]
+
+    def open(self, stratum: _Stratum, walk: _Walk, lot: random.Random) -> None:
+        """Add the branches that an enumeration left open to the strata of those alike."""
+        for share, branch in walk.opened():
+            weight, alike = stratum.weight * share, _alike(branch)
+            known = self._strata.get(alike)
             if known is None:
-                strata[alike] = _Stratum(weight, branch)
+                self._strata[alike] = _Stratum(weight, branch)
+                self._waiting.append(alike)
                 continue
+            self.drawn = True
             known.weight += weight
-            if self._lot.random() * known.weight < weight:
+            if lot.random() * known.weight < weight:
                 known.branch = branch
-        return list(strata.values())
 
-    def _total(self, stratum: _Stratum) -> float:
-        """Return the estimated rows of a stratum. One that was not enumerated counts like enumerated ones of
-        its generation and shape or, without any, like the first branch of its generation."""
-        alike = stratum.branch.generation, stratum.branch.shape
-        if stratum.rows is None:
-            if (sizes := self._sizes.get(alike)) is not None:
-                return stratum.weight * (sum(sizes) / len(sizes))
-            self.settled = False
-            return stratum.weight * self._firsts.get(alike[0], 0.0)
-        # Late generations and enumerated strata come first: the others are estimated from them.
-        below = sorted(stratum.below, key=lambda child: (-child.branch.generation, child.rows is None))
-        firsts = sorted(stratum.firsts)
+    def rows(self) -> float:
+        """Return the estimated rows. A stratum that was not enumerated counts like the first branch of its
+        generation."""
+        return self._size((0, 0), {}, {})
+
+    def _size(
+        self, alike: tuple[int, int], sizes: dict[tuple[int, int], float], firsts: dict[int, float]
+    ) -> float:
+        stratum = self._strata.get(alike)
+        if stratum is None or stratum.walk is None:
+            return firsts.get(alike[0], 0.0)
+        if alike in sizes:
+            return sizes[alike]
+        walk, read = stratum.walk, self._before if alike == (0, 0) else 0
+        climbs = sorted((generation, read + rows) for generation, rows in walk.firsts())
         size = 0.0
-        for child in below:
-            while firsts and firsts[-1][0] >= child.branch.generation:
-                generation, rows = firsts.pop()
-                self._firsts.setdefault(generation, rows + size)
-            size += self._total(child)
-        size += stratum.rows
-        self._sizes.setdefault(alike, []).append(size)
-        return stratum.weight * size
+        # Later generations first: the others may be estimated from them.
+        for share, branch in sorted(walk.opened(), key=lambda opened: -opened[1].generation):
+            while climbs and climbs[-1][0] >= branch.generation:
+                generation, rows = climbs.pop()
+                firsts.setdefault(generation, rows + size)
+            size += share * self._size(_alike(branch), sizes, firsts)
+        sizes[alike] = size + walk.rows
+        return sizes[alike]
+
+
+def _alike(branch: _Open) -> tuple[int, int]:
+    return branch.generation, branch.shape
 
 
 class _Walk:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, USED_SHARE
 from rekey.core.texts import table
 from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
 from rekey.plan.result import Duration, Estimate, Money, OtherAccount, Requests, Storage, TableFill
@@ -301,9 +301,9 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
     }
     rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
-        bounds[f"{rate:,} entities/s configured"] = both / rate
+        bounds[f"{rate:,} entities/s configured"] = both / (rate * USED_SHARE)
     if partition_rate is not None:
-        slowest = PARTITION_TARGET / partition_rate * max(hottest, source_hottest)
+        slowest = PARTITION_TARGET / (partition_rate * USED_SHARE) * max(hottest, source_hottest)
         bounds[f"{partition_rate:,} entities/s of a partition configured"] = slowest
     return _duration(BACKFILL, targets, bounds, swept=None if work.follows else rows)
 
@@ -333,7 +333,7 @@ def _comparing(phase: str, work: Workload, limits: Limits, *, scans: int) -> Dur
         f"{COMPARED_A_SECOND:,} rows/s of one processor": rows / COMPARED_A_SECOND,
     }
     if (rate := limits.account_rate) is not None:
-        bounds[f"{rate:,} entities/s configured"] = rows / rate
+        bounds[f"{rate:,} entities/s configured"] = rows / (rate * USED_SHARE)
     return _duration(phase, targets, bounds, swept=None)
 
 

@@ -38,9 +38,8 @@ class Sends:
 
     def __init__(self, windows: int) -> None:
         """`windows`: how many windows rows may wait for others of their partition."""
-        # `added`: rows, including those that still wait. `hottest`: sum over windows of the rows of a
-        # window's largest partition.
-        self.added = self.hottest = 0
+        # Rows, including those that still wait.
+        self.added = 0
         # Number of batches by the rows in a batch; a batch of one row is a single insert.
         self.fills: Counter[int] = Counter()
         self._windows = windows
@@ -62,7 +61,6 @@ class Sends:
             if rest:
                 self._partial[partition] = rest, window if full else since
         self.added += partitions.total()
-        self.hottest += max(partitions.values(), default=0)
 
     def release(self, newest: int | None = None) -> None:
         """Count as sent the rows that have waited long enough when window `newest` begins; None: all rows."""

@@ -349,7 +349,8 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
         with_main = number in secondary
         others = sum(rows_of[index] for index in secondary) if number == 0 else 0
         written = 0 if with_main else rows + others
-        hottest = sends.hottest * (written / sends.added if sends.added else 0.0)
+        share = survey.portrayer.crowding[number + 1].share(survey.options.limits.scans)
+        hottest = 0.0 if with_main else max(written * share, tally.largest)
         fills.append(
             TableFill(
                 table=name,

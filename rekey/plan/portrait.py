@@ -15,7 +15,7 @@ from rekey.declaration.keys.moments import parse_ticks
 from rekey.declaration.migration import Migration
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, Weights
-from rekey.inspect.partitions import PartitionSizes, PartitionTally
+from rekey.inspect.partitions import Crowding, PartitionSizes, PartitionTally
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.advice.structure import MOMENTS, counting_scope
 from rekey.plan.result import Load, Portrait, TableFill
@@ -39,6 +39,7 @@ class Portrayer:
         self._labels = (migration.source, *migration.labels)
         # One for the source, then one for each target table; as are the sizes.
         self.partitions = [PartitionTally() for _ in self._tables]
+        self.crowding = [Crowding() for _ in self._tables]
         self.sizes = [PartitionSizes() for _ in self._tables]
         # The expression inside the first moment of any key, which is the time of a row in loads;
         # PartitionKeys are searched before RowKeys.
@@ -67,6 +68,7 @@ class Portrayer:
         lengths = self._lengths[part]
         for number, (rows, parted) in enumerate(zip(tables, partitions, strict=True)):
             self.partitions[number].add(parted)
+            self.crowding[number].add(parted)
             self.sizes[number].add(parted)
             for partition, count in parted.items():
                 lengths[number][PARTITION_KEY][utf16_units(partition)] += count

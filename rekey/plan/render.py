@@ -91,6 +91,11 @@ def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
         yield from _field("cost", f"{amount_text(group.money, currency)} with a batch billed as one")
 
 
+def _error(error: float) -> str:
+    """Return twice a relative standard error, from a tenth on, as text: most estimates are no further off."""
+    return f" (± {200 * error:.0f} %)" if error >= 0.05 else ""
+
+
 def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     inventory = migration.inventory
     if inventory is None:
@@ -98,12 +103,12 @@ def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
         yield from _field("source", f"{migration.basis.source} ({state})")
         yield from _part(migration)
         return
-    about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
+    about = "" if inventory.exact else "about " if inventory.rows.settled else "very roughly "
     at_least = "" if inventory.exact else "at least "
     stored = f"{'about ' if migration.sampled else about}{size(inventory.stored_bytes)}"
     partitions = f"{at_least}{counted(inventory.partitions, 'partition')}"
     largest = f"the largest of {at_least}{counted(inventory.largest_partition, 'row')}"
-    rows = f"{about}{counted(inventory.rows.rows, 'row')}"
+    rows = f"{about}{counted(inventory.rows.rows, 'row')}{_error(inventory.rows.error)}"
     yield from _field("source", f"{inventory.table}: {rows}, {stored}, {partitions}, {largest}")
     yield from _part(migration)
     yield from _field("basis", inventory.basis)

@@ -199,7 +199,7 @@ class TableFill:
     partitions: int
     partitions_exact: bool
     largest_partition: int
-    # Seconds its hottest partitions take, window after window, at 2,000 entities/s.
+    # Seconds that its busiest partitions take at 2,000 entities/s.
     hottest_seconds: float = field(metadata=exclude)
     # As the service bills them.
     stored_bytes: int = 0

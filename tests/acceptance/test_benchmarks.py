@@ -80,7 +80,7 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
         "export": 2_000,
         "import": 2_000,
     }
-    assert len(document["asked"]) == 30
+    assert len(document["asked"]) == 34
     assert every(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):

@@ -414,7 +414,7 @@ async def test_what_a_large_table_takes_is_told_for_large_tables_alone(memory: M
     for figure in (
         "long phases prepare 5.8 d, bound by 20,000 entities/s of the account",
         "mapping 20,000,000,000 rows",
-        "faster 41 d in place of 52 d with target tables in another account ([targets])",
+        "faster 41 d in place of 53 d with target tables in another account ([targets])",
         "disk about 651.9 GiB of temporary files",
     ):
         assert figure in told

@@ -97,3 +97,37 @@ def test_a_cut_surrogate_pair_becomes_a_key_that_can_be_sent_and_sorts_below() -
     cut = key_from(whole[:-1])
     cut.row.encode("utf-8")
     assert units_of(cut) < whole
+
+
+async def test_very_uneven_partitions_take_more_requests_and_the_estimate_says_how_far_off_it_may_be() -> (
+    None
+):
+    """The largest of 150 partitions in each of five groups has a sixth of the group's rows."""
+    sizes = [round(10_000 / rank) for rank in range(1, 151)]
+    random.Random(1).shuffle(sizes)
+    keys = [
+        (f"g{group}-p{number:03d}", f"{row:09d}")
+        for group in range(5)
+        for number, size in enumerate(sizes)
+        for row in range(size)
+    ]
+    table, asked = Keys(keys), []
+
+    def more(rows: float) -> int:
+        asked.append(rows)
+        return 400
+
+    sizer = Sizer(table.read, REQUESTS, more)
+    estimate = HEAD + await sizer.rows_after(table.units[HEAD - 1000 : HEAD], HEAD)
+    assert len(asked) == 1, "more requests are asked for once"
+    assert REQUESTS < table.requests <= REQUESTS + 400
+    assert sizer.settled
+    assert 0.05 < sizer.error < 0.5
+    assert 0.7 < estimate / len(table.units) < 1.3
+
+
+async def test_one_run_tells_no_error() -> None:
+    table = Keys(uuids(30_000))
+    sizer = Sizer(table.read, 20)
+    await sizer.rows_after(table.units[HEAD - 1000 : HEAD])
+    assert sizer.error == 0.0

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from rekey.copy.scan import WindowSize
-from rekey.inspect.partitions import PartitionSizes, PartitionTally
+from rekey.inspect.partitions import Crowding, PartitionSizes, PartitionTally
 from rekey.plan.packing import STEADY_WINDOWS, Filled, Packing, Sends
 from rekey.tables.base import MAX_BATCH_BYTES
 
@@ -96,3 +96,18 @@ def test_the_largest_partitions_are_found_among_very_many() -> None:
         tally.add({f"p{number}": 1, "large": 1})
     assert tally.top(1)[0][0] == "large" and not tally.exact
     assert tally.largest <= 5_000
+
+
+def test_the_busiest_partition_is_that_of_the_places_read_at_a_time() -> None:
+    """A partition that fills one page after another has one reader of eight; one of all pages has all."""
+    in_order, shared, few = Crowding(), Crowding(), Crowding()
+    for number in range(1_000):
+        in_order.add({f"p{number // 20}": 1000})
+        shared.add({"today": 900, f"p{number}": 100})
+    for number in range(3):
+        few.add({f"p{number}": 10})
+    assert in_order.share(8) == pytest.approx(1 / 8, rel=0.2)
+    assert in_order.share(1) == 1.0
+    assert shared.share(8) == pytest.approx(0.9)
+    assert few.share(8) == pytest.approx(1 / 3)
+    assert Crowding().share(8) == 0.0
