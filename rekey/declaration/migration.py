@@ -403,6 +403,12 @@ class Migration:
                 lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
                 cure = "add was= to the cast, or say reverse=False"
                 refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+            keys = target.partition_key, target.row_key
+            for computed, name in target.property_mapping.unrecoverable(keys):
+                lost = f"a target row has no {name}, and {computed.name} can be the same for another {name}"
+                problem = f"{lost}, so a rollback could keep an outdated one"
+                cure = f"leave {name} in the row, or carry it under another name; or say reverse=False"
+                raise InvalidDeclaration("reverse", problem, cure=cure)
         moves = "the key is made of Timestamp, which changes when a row is written back"
         cure = "make the key of a property of the row, or say reverse=False"
         for where, expression in self.key_expressions():

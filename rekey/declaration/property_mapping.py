@@ -3,14 +3,14 @@ found when the declaration is made; at run time an operation can conflict only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
-from rekey.declaration.keys.base import InvalidDeclaration, Scope, need, refuse_if
+from rekey.declaration.keys.base import WHOLE_ROW, Expression, InvalidDeclaration, Scope, need, refuse_if
 from rekey.declaration.props import Cast, Compute, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
@@ -108,6 +108,20 @@ class PropertyMapping:
         cast = self.casts.keys() - self.created
         named = {*self.dropped, *self.replaced, *self.renames, *self.copies.values(), *cast}
         return frozenset(name for name in named - SYSTEM_PROPERTIES if not self.gives_back(name))
+
+    def unrecoverable(self, keys: Iterable[Expression]) -> Iterator[tuple[Compute, str]]:
+        """Yield each computed property with each property that it is made of and that only the source holds,
+        unless a computed property or a key of the new row differs whenever that one does. Otherwise the new
+        row is the same whether the source's value still holds or not. `keys`: the new row's."""
+        computed = self.computed.values()
+        expressions = [operation.of for operation in computed] + list(keys)
+        recoverable = {*self._old_names.values(), *SYSTEM_PROPERTIES, WHOLE_ROW}
+        for operation in computed:
+            # Where a text takes the place of what it is made of, the source keeps that as it was spelled.
+            in_place = {operation.name} if operation.reference is None else set[str]()
+            for name in sorted(operation.inputs() - recoverable - in_place):
+                if not self.carries(name) and not any(each.distinguishes(name) for each in expressions):
+                    yield operation, name
 
     @property
     def inputs(self) -> frozenset[str]:

@@ -272,8 +272,8 @@ def reference(
 ) -> Operation:
     """Set the property `to` to the new key of a row of another migration, whose old RowKey is in the property
     `name`: computed by that migration's own expression and secret, without reading its tables. A row that
-    lacks `name` has no property `to`. The old property stays, unless `drop` removes it. No inverse, as for
-    `compute`.
+    lacks `name` has no property `to`. The old property stays, unless `drop` removes it: that needs
+    `reverse=False` where two old references can have one new one. No inverse, as for `compute`.
 
     Args:
         name: the property with the old RowKey.

@@ -153,6 +153,15 @@ class Expression(ABC):
         """Return the properties that the key determines: rows that differ in one never have the same key."""
         return frozenset()
 
+    def distinguishes(self, name: str) -> bool:
+        """Tell whether the results of rows differ whenever the texts of a property of theirs differ."""
+        read = [node for node in self.walk() if isinstance(node, Prop)]
+        if any(node.name == name and node.default is not None for node in read):
+            return False  # a row that lacks it has a text as well
+        # What determines a key determines the text of a property in its place.
+        others: dict[str, Expression] = {node.name: Prop(f"{node.name}_") for node in read}
+        return ROW_KEY in self.with_props({**others, name: Prop(ROW_KEY)}).determines()
+
     @property
     def fixed_length(self) -> int | None:
         """The number of characters of every result; None if it varies or is unknown."""

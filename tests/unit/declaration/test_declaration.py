@@ -16,6 +16,7 @@ from rekey import Index, Migration, Target, keys, props
 from rekey.declaration.keys import InvalidDeclaration
 from rekey.declaration.keys.base import Scope, constant_prefix
 from rekey.declaration.migration import required_secrets
+from rekey.declaration.props import Operation
 
 PARTITION, ROW = keys.prop("PartitionKey"), keys.prop("RowKey")
 
@@ -146,6 +147,12 @@ WRONG = {
         "props.copy",
     ),
     "cast without inverse": Wrong(lambda: properties(props.cast("A", "int64")), "reverse", "was="),
+    "computed from what only the source holds": Wrong(
+        lambda: properties(props.drop("A"), props.compute("B", keys.lower("A"))), "reverse", "leave A in"
+    ),
+    "computed with a default from what only the source holds": Wrong(
+        lambda: properties(props.drop("A"), props.compute("B", keys.prop("A", default="-"))), "reverse", "A"
+    ),
     "part of a key kept": Wrong(
         lambda: target(row_key=keys.keep() + keys.literal("x")), "target.row_key", 'keys.prop("RowKey")'
     ),
@@ -205,10 +212,26 @@ def test_a_contradiction_is_refused_with_field_and_cure(case: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row_key", "operations"),
+    [
+        ("keep", [props.compute("A", keys.lower("A"))]),
+        ("keep", [props.drop("A"), props.compute("B", keys.literal("x") + keys.prop("A"))]),
+        ("A", [props.drop("A"), props.copy("RowKey", to="Old"), props.compute("B", keys.lower("A"))]),
+        ("keep", [props.drop("A"), props.compute("B", keys.lower("RowKey"))]),
+    ],
+    ids=["in place", "text that tells it", "told by a key", "of a key"],
+)
+def test_a_computed_property_has_a_way_back(row_key: str, operations: list[Operation]) -> None:
+    key = keys.keep() if row_key == "keep" else keys.prop(row_key)
+    assert migration(target=target(row_key=key, properties=operations)).reverse
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"target": target(row_key=keys.lower("RowKey"))},
         {"target": target(properties=[props.cast("A", "int64")])},
+        {"target": target(properties=[props.drop("A"), props.compute("B", keys.lower("A"))])},
         {"target": target(partition_key=keys.date("yyyy", "Timestamp"))},
     ],
 )

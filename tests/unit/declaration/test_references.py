@@ -104,6 +104,64 @@ def test_another_reference_in_the_new_table_is_refused(write: Callable[..., None
         made.reverse({**target, "UserId": "other"}, made.source_key(target), None)
 
 
+SHARED = 'keys.lower("RowKey")'
+BUCKET = 'keys.bucket(8, "sha256", "RowKey")'
+DROP = ', props.drop("User")'
+PARTITION = 'props.reference("User", to="UserPartition", via="0001_users", to_partition=True)'
+
+
+@pytest.mark.parametrize(
+    ("references", "row", "partition"),
+    [
+        (REFERENCE.format(more="") + DROP, SHARED, "keys.keep()"),
+        ('props.reference("User", to="User", via="0001_users")', SHARED, "keys.keep()"),
+        (REFERENCE.format(more=', partition="Tenant"') + DROP, 'keys.prop("PartitionKey")', "keys.keep()"),
+        (PARTITION + DROP, OPAQUE, BUCKET),
+        (PARTITION + ', props.keep("Tenant")', OPAQUE, BUCKET),
+        (PARTITION + ', props.set("User", "")', OPAQUE, BUCKET),
+    ],
+)
+def test_a_rollback_needs_the_old_reference_where_the_new_one_does_not_tell_it(
+    write: Callable[..., None], tmp_path: Path, references: str, row: str, partition: str
+) -> None:
+    write(references, row, partition)
+    with pytest.raises(DeclarationError) as refused:
+        mapper(tmp_path, "0002_orders")
+    assert "a target row has no User, and User" in str(refused.value)
+    assert "reverse=False" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("references", "partition"),
+    [
+        (REFERENCE.format(more="") + DROP, "keys.keep()"),
+        ('props.reference("User", to="User", via="0001_users")', "keys.keep()"),
+        (f"{REFERENCE.format(more='')}, {PARTITION}{DROP}", BUCKET),
+    ],
+)
+def test_a_row_whose_reference_is_another_is_refused_where_only_the_source_has_the_old_one(
+    write: Callable[..., None], tmp_path: Path, references: str, partition: str
+) -> None:
+    write(references, OPAQUE, partition)
+    made = mapper(tmp_path, "0002_orders")
+    target = made.map(order(User="Bob@example.com"))[0].row
+    with pytest.raises(RowRefused, match="differs in User"):
+        made.reverse(target, made.source_key(target), order(User="Ann@example.com"))
+
+
+@pytest.mark.parametrize(
+    "more", ["", ', props.rename("User", "Owner")', ', props.copy("User", to="Owner")' + DROP]
+)
+def test_an_old_reference_that_the_new_row_holds_comes_back(
+    write: Callable[..., None], tmp_path: Path, more: str
+) -> None:
+    write(PARTITION + more, OPAQUE, BUCKET)
+    made = mapper(tmp_path, "0002_orders")
+    source = order(User="Bob@example.com")
+    target = made.map(source)[0].row
+    assert made.reverse(target, made.source_key(target), order(User="Ann@example.com")) == source
+
+
 def test_a_reference_to_a_row_of_a_kind(write: Callable[..., None], tmp_path: Path) -> None:
     kinds = """
 migration = Migration(source="Users", capture="delta", reverse=False, kinds=[
