@@ -347,6 +347,13 @@ class Unavailable(ServiceError):
     may not have been applied."""
 
 
+class RowTooBusy(Unavailable):
+    """Other writes kept a row busy for all attempts of one. It was not applied, and never will be."""
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(f"{what}; nothing was written", code="RowTooBusy", status=503, hint=hint)
+
+
 class Ambiguous(ServiceError):
     """A write was sent, and its outcome is unknown: it may have been applied, or still be."""
 

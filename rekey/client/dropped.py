@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekey.client.parts import ROW_TOO_BUSY, ClientParts
+from rekey.client.parts import ClientParts
 from rekey.client.send import send_conditional
-from rekey.errors import ConditionFailed, RekeyError, RowExists, RowMissing, RowRefused, Unavailable
+from rekey.errors import ConditionFailed, RekeyError, RowExists, RowMissing, RowRefused, RowTooBusy
 from rekey.model import Row
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import as_sent, as_stored, is_lost_race, row_after
@@ -56,11 +56,8 @@ async def write_dropped(client: ClientParts, operations: Sequence[Operation]) ->
             failed = range(len(sent)) if error.index is None else [error.index]
             if not any(is_lost_race(error, operations[index], sent[index]) for index in failed):
                 raise
-    raise Unavailable(
-        f"the row kept changing in {_MAX_TRIES} attempts to write it; nothing was written",
-        code=ROW_TOO_BUSY,
-        status=503,
-        hint="repeat the operation",
+    raise RowTooBusy(
+        f"the row kept changing in {_MAX_TRIES} attempts to write it", hint="repeat the operation"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rekey.client.dropped import NOT_OF_A_KIND, no_kind
 from rekey.client.flow import Flow, check_one_partition
-from rekey.client.parts import ROW_TOO_BUSY, account_of, refused_by
+from rekey.client.parts import account_of, refused_by
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.steps import Decided, Draft, Prepared, Request, known
 from rekey.client.target_authority import TargetAuthority
@@ -23,6 +23,7 @@ from rekey.errors import (
     RowExists,
     RowMissing,
     RowRefused,
+    RowTooBusy,
     ServiceError,
     Unavailable,
 )
@@ -38,8 +39,8 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
 
 _LOST_RACES = (RowExists, RowMissing, ConditionFailed)
-# Service errors passed on to the caller, also when they follow from a read before the write.
-_ANSWERS = (*_LOST_RACES, RequestRejected)
+# Errors passed on to the caller, also when they follow from a read before the write.
+_ANSWERS = (*_LOST_RACES, RequestRejected, RowTooBusy)
 _CURE = (
     "write what the old table can express, or wait until the migration is complete; rows are created with"
     " their old keys in the properties that copy them"
@@ -84,7 +85,7 @@ async def prepare(flow: Flow) -> list[Prepared] | None:
     try:
         return await flow.prepare()
     except ServiceError as error:
-        if isinstance(error, _ANSWERS) or error.code == ROW_TOO_BUSY:
+        if isinstance(error, _ANSWERS):
             raise
         if isinstance(error, CredentialRefused):
             raise refused_by(error) from error

@@ -20,8 +20,6 @@ from rekey.tables.base import Table
 
 LONGEST_OPERATION_S = 30.0
 MAX_IN_FLIGHT_S = 7.0
-# The code of a write that failed because of other writes of the same row; it may be repeated.
-ROW_TOO_BUSY = "RowTooBusy"
 # Most keys of a transaction whose replicas are written at the same time.
 WIDTH = 32
 

@@ -14,14 +14,14 @@ from rekey.client.finish import Finisher
 from rekey.client.flow import Flow
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, requests_of
 from rekey.client.lease import Permit
-from rekey.client.parts import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts, announce
+from rekey.client.parts import WIDTH, Acknowledge, ClientParts, announce
 from rekey.client.replicas import follow
 from rekey.client.secondary import WithSecondary, confirmed
 from rekey.client.send import outcome_unknown, send, send_alone
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.target_authority import TargetAuthority
 from rekey.declaration.targets import MAIN_ROW_KEY
-from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, RowTooBusy, ServiceError, Unavailable
 from rekey.mapping.rows import pointer_of
 from rekey.protocol.effects import in_turns, side_by_side
 from rekey.protocol.operations import may_take_effect
@@ -275,10 +275,8 @@ class Writer:
                     if writes is not None and await send(flow, writes):
                         break
                 else:
-                    raise Unavailable(
-                        f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
-                        code=ROW_TOO_BUSY,
-                        status=503,
+                    raise RowTooBusy(
+                        f"the row kept changing in {MAX_TRIES} attempts to write it",
                         hint="repeat the operation",
                     )
         except BaseException as error:

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 
 from rekey.client.authority import Authority, index_places
-from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.reservations import RELEASES
 from rekey.client.steps import Draft, During, Prepared, Request, State, known
-from rekey.errors import Collision, RowRefused, Unavailable
+from rekey.errors import Collision, RowRefused, RowTooBusy, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import remember
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -327,7 +326,7 @@ class TargetAuthority(Authority):
             draft.mapping.others = None
 
     async def _reserve(self, draft: Draft, target: TargetKey) -> None:
-        """Reserve a new row's key in the forward row. Raises Unavailable while another write reserves
+        """Reserve a new row's key in the forward row. Raises RowTooBusy while another write reserves
         another."""
         # Where keys come from content, one old key can have many main target keys, and no single condition
         # covers them. So this is conditional on the forward row as read before other rows of the old key were
@@ -340,11 +339,9 @@ class TargetAuthority(Authority):
         if own is not None and write_id in own.writers and self._listed_first(draft, target) <= draft.listed:
             return
         if reserved is not None and own is None and not self._is_over(draft, reserved):
-            raise Unavailable(
+            raise RowTooBusy(
                 f"row {self.replicas.row_id(draft.old_key)} is being written under another key by another"
-                " write, or was when that was cut off; nothing was written",
-                code=ROW_TOO_BUSY,
-                status=503,
+                " write, or was when that was cut off",
                 hint="repeat the operation; a write that was cut off is over after its longest time",
             )
         written = await self._write_forward(

@@ -14,6 +14,7 @@ from rekey.errors import (
     RowExists,
     RowMissing,
     RowRefused,
+    RowTooBusy,
     TableBeingDeleted,
     TableMissing,
     WritesRefused,
@@ -42,6 +43,7 @@ NOT_APPLIED = (
     EndpointDown,
     RowRefused,
     Collision,
+    RowTooBusy,
     WritesRefused,
 )
 

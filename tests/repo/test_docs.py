@@ -18,14 +18,13 @@ import pytest
 from docs.pictures import draw_phases
 from rekey import Index, Migration, RowKind, Target, keys, props, rows
 from rekey.cli.main import rekey
-from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
 from rekey.core.distribution import VERSION
 from rekey.core.edm import TYPES
 from rekey.declaration.casts import PAIRS
 from rekey.declaration.migration import CAPTURES
 from rekey.declaration.requirements import CODES, LOADS
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ConfigurationError, ExitCode, RowTooBusy
 from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
@@ -245,7 +244,7 @@ def test_the_runbook_for_applications_has_every_code_in_one_table() -> None:
     for module in (ROOT / "rekey").rglob("*.py"):
         refusals = re.findall(r'(?:RowRefused|\.refusal)\(\s*"([a-z-]+)"', module.read_text("utf-8"))
         found |= set(refusals)
-    found |= {ROW_TOO_BUSY, "collision"}
+    found |= {RowTooBusy("", hint="").code, "collision"}
     assert len(found) > 30
     told = set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))))
     assert {code for code in found if f"`{code}`" not in table} == set()

@@ -23,7 +23,6 @@ from azure.core.paging import ItemPaged
 from azure.core.rest import AsyncHttpResponse, HttpResponse
 from azure.data.tables import TableTransactionError
 
-from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_in_parts, error_answer
 from rekey.errors import (
     Ambiguous,
@@ -32,6 +31,7 @@ from rekey.errors import (
     EndpointDown,
     RekeyError,
     RowRefused,
+    RowTooBusy,
     ServiceError,
     TableMissing,
     Unavailable,
@@ -128,7 +128,7 @@ def code_of(refusal: RekeyError) -> str:
     if isinstance(refusal, WritesRefused | RowRefused):
         return refusal.code
     if isinstance(refusal, Unavailable):
-        return ROW_TOO_BUSY if refusal.code == ROW_TOO_BUSY else UNAVAILABLE
+        return refusal.code if isinstance(refusal, RowTooBusy) else UNAVAILABLE
     return next((code for kind, code in _CODES.items() if isinstance(refusal, kind)), MAPPING_UNUSABLE)
 
 

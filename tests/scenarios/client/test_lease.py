@@ -12,7 +12,7 @@ import pytest
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.route import OtherRun, Writer
-from rekey.errors import Ambiguous, EndpointDown, RowExists, Unavailable, WritesRefused
+from rekey.errors import Ambiguous, EndpointDown, RowExists, RowTooBusy, Unavailable, WritesRefused
 from rekey.protocol.registry import is_current
 from rekey.tables.base import Operation, Verb
 from tests.fakes.faults import Call
@@ -167,6 +167,7 @@ async def test_failed_settling_blocks_ack(world: World, caplog: pytest.LogCaptur
         (asyncio.CancelledError(), True),
         (RowExists("there"), False),
         (EndpointDown("not sent"), False),
+        (RowTooBusy("another write makes it", hint="repeat it"), False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

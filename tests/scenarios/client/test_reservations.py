@@ -17,6 +17,7 @@ from rekey.mapping.rows import MAPPING_TABLE, Reservation
 from rekey.mapping.store import MARGIN_S
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.operations import may_take_effect
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -107,6 +108,7 @@ async def test_a_write_that_was_cut_off_keeps_other_keys_for_a_time(memory: Memo
     with pytest.raises(Unavailable, match="under another key") as refused:
         await writer.write([insert(in_month(world, "2024-02"))])
     assert (refused.value.code, refused.value.hint[:20]) == ("RowTooBusy", "repeat the operation")
+    assert "nothing was written" in refused.value.what and not may_take_effect(refused.value)
     assert memory.dump("PostsV2") == []
     await world.sweep("target")
     await world.assert_quiet()

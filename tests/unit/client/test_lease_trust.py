@@ -11,7 +11,7 @@ import pytest
 
 from rekey.client.lease import ClientLease, Permit
 from rekey.core.clock import monotonic_seconds
-from rekey.errors import Ambiguous, EndpointDown, StateUnusable, Unavailable, WritesRefused
+from rekey.errors import Ambiguous, EndpointDown, RowTooBusy, StateUnusable, Unavailable, WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
@@ -289,6 +289,16 @@ async def test_a_row_stays_while_a_write_may_land(world: World, phases: tuple[Co
             raise Ambiguous("broken")
     await lease.close()
     assert len(await world.clients()) == 1
+
+
+async def test_a_row_goes_where_other_writes_kept_this_one_from_being_sent(world: World) -> None:
+    await world.begin(D)
+    lease = await world.started()
+    with pytest.raises(RowTooBusy):
+        async with lease.operation(writes=True):
+            raise RowTooBusy("another write makes the row", hint="repeat it")
+    await lease.close()
+    assert await world.clients() == []
 
 
 async def test_a_fault_of_ours_in_the_background_does_not_pass_for_a_lost_lease(world: World) -> None:
