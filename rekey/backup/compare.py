@@ -19,7 +19,9 @@ from rekey.declaration.targets import Target
 from rekey.model import ETAG, EVERYTHING, EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page, Table, rejected
 from rekey.tables.wire import projected
+from rekey.verify.bucket_digests import Partial
 from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads
+from rekey.verify.first_pass import Checkpoint, keep_nothing
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 
@@ -30,7 +32,14 @@ _ETAG = "export"
 
 
 async def compare(
-    first: Table, second: Table, *, reads: RowReads, clock: Clock, keys: Keys | None
+    first: Table,
+    second: Table,
+    *,
+    reads: RowReads,
+    clock: Clock,
+    keys: Keys | None,
+    partial: Partial | None = None,
+    checkpoint: Checkpoint = keep_nothing,
 ) -> FullReport:
     """Compare every row and every property of two tables of different names; writes nothing.
 
@@ -40,6 +49,7 @@ async def compare(
         reads: how tables are read.
         clock: tells how long a difference is observed.
         keys: takes the keys of rows that the report names; its safe ids are of this report alone.
+        partial, checkpoint: as of `full`.
 
     Raises:
         ServiceError: a table could not be read.
@@ -63,7 +73,7 @@ async def compare(
         clock=clock,
         keys=keys,
     )
-    return await full(context)
+    return await full(context, partial=partial, checkpoint=checkpoint)
 
 
 class ExportTable(Table):

@@ -38,8 +38,12 @@ class Journal:
         self._path = path
         self.covered: list[KeyRange] = []
         self.done = Imported()
-        with suppress(FileExistsError):
+        # Whether an earlier command has begun it.
+        self.is_continued = False
+        try:
             write_private(path, _line({"began_at": began_at}))
+        except FileExistsError:
+            self.is_continued = True
         first, *lines = path.read_bytes().splitlines() or [b""]
         try:
             # The service's time before the first row was read.

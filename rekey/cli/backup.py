@@ -57,6 +57,8 @@ class Work:
     restricted: TableService
     throttle: Throttle
     stop: StopFlag
+    # From when on no request that was sent before the command began takes effect; of the monotonic clock.
+    quiet_at: float
 
     def table(self, name: str) -> Table:
         return self.tables.table(name)
@@ -88,7 +90,8 @@ def run(shell: Shell, config: Config, work: Callable[[Work], Coroutine[Any, Any,
         async with shell.connect(config) as accounts:
             throttle = throttle_of(config, shell.clock, stopping=stop.requested)
             listen(accounts, throttle, Throttle(clock=shell.clock))
-            return await work(Work(config, accounts.tables, accounts.restricted, throttle, stop))
+            quiet_at = shell.clock.monotonic() + config.gates.margin_s
+            return await work(Work(config, accounts.tables, accounts.restricted, throttle, stop, quiet_at))
 
     with signals.stopping(stop, log_json=shell.options.log_json):
         return shell.do(connected())

@@ -17,6 +17,7 @@ import click
 
 from rekey.backup.begun import control_rows, require_ended
 from rekey.backup.compare import compare
+from rekey.backup.comparing import KeptComparison
 from rekey.backup.copying import Journal, Watched, copy_rows
 from rekey.backup.refusals import refusal
 from rekey.backup.restore import Writer, Writes
@@ -44,13 +45,16 @@ from rekey.project.privatefiles import write_whole
 from rekey.protocol.control import ControlRow
 from rekey.runner.remaining import rows_up_to
 from rekey.state.filelock import FileLock
+from rekey.status.facts import seconds_read
 from rekey.tables.base import Table, holding
 from rekey.tables.part import part_of
+from rekey.verify.bucket_digests import Partial
 from rekey.verify.render import full_lines
 from rekey.verify.report import exit_code
 
 _WRITTEN = "the source is being written: what is written after a row was compared is not copied"
 _UNSEEN = "NOT CHECKED {store}: whether a migration is under way for the target cannot be read there"
+_POLL_S = 1.0
 _CONFIG, _REPORT = "rekey.toml", "report.json"
 _BY_KEY = {PARTITION_KEY: partition_key, ROW_KEY: row_key}
 _CONDITION = re.compile(rf"({PARTITION_KEY}|{ROW_KEY})=(.*)", re.DOTALL)
@@ -325,35 +329,71 @@ async def _copied(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any
     journal = Journal(how.folder / f"{name}.journal", began_at)
     if not await on.tables.table_exists(pair.target):
         await on.tables.create_table(pair.target)
+    # Of a command that was cut off while it copied, requests may still be on their way.
+    quiet_at = on.quiet_at if journal.is_continued and journal.rest else 0.0
+    if how.replace:
+        await _until(shell, on, quiet_at)
     with shell.progress().task(f"copy {pair.source}", done=journal.done.rows) as advance:
         writes = Writes(how.replace, on.config.limits.concurrency, on.throttle, advance, on.stop.check)
         writer = Writer(on.tables.multi_writer_table(pair.target), writes)
         await copy_rows(source, writer, journal, reads=on.reads(lambda _rows: None))
-    document = await _verified(shell, on, Watched(source, journal.began_at), target, journal)
+    await _until(shell, on, quiet_at)
+    watched = Watched(source, journal.began_at)
+    kept = KeptComparison(how.folder / f"{name}.compared", journal.began_at, watched)
+    document = await _verified(shell, on, (watched, target), journal, kept)
     document = {"source": pair.source, "target": pair.target, **document}
     write_whole(finished, json.dumps(document).encode())
     return document
 
 
+async def _until(shell: Shell, on: Work, quiet_at: float) -> None:
+    """Wait until a time of the monotonic clock, by when requests of an earlier command have taken effect, or
+    never do: a late one would overwrite what was copied since, or bring a row past the comparison."""
+    left = quiet_at - shell.clock.monotonic()
+    with shell.progress().waiting("unanswered requests, which may still take effect", max(0.0, left)) as wait:
+        if left > 0:
+            wait.report()
+        while (left := quiet_at - shell.clock.monotonic()) > 0:
+            on.stop.check()
+            await shell.clock.sleep(min(_POLL_S, left))
+
+
 async def _verified(
-    shell: Shell, on: Work, source: Watched, target: Table, journal: Journal
+    shell: Shell, on: Work, sides: tuple[Table, Table], journal: Journal, kept: KeptComparison
 ) -> dict[str, Any]:
     """Compare every row of both sides, and return what is told of the copy."""
-    done = journal.done
-    with shell.progress().task(f"verify {source.name}", total=2 * done.rows) as advance:
-        report = await compare(source, target, reads=on.reads(advance), clock=shell.clock, keys=None)
-    code, changed = exit_code(report), counted(source.changed, "row")
+    done, (source, target) = journal.done, sides
+
+    def max_age_s(work: Partial) -> float:
+        readings = ((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
+        return on.config.gates.max_age_s(seconds_read(readings))
+
+    partial = kept.left(shell.clock.ticks(), max_age_s)
+    before = 0 if partial is None else sum(read.rows for read in partial.reads.values())
+    with shell.progress().task(f"verify {source.name}", total=2 * done.rows, done=before) as advance:
+        report = await compare(
+            source,
+            target,
+            reads=on.reads(advance),
+            clock=shell.clock,
+            keys=None,
+            partial=partial,
+            checkpoint=kept.keep,
+        )
+    code, changed = exit_code(report), counted(kept.changed, "row")
     text = [
         f"{source.name} -> {target.name}: {counted(done.rows, 'row')} copied; "
         + ("every row of both sides is equal" if code is ExitCode.DONE else "the sides differ"),
         *(f"  {name:<11} {rows:,}" for name, rows in done.as_json().items()),
         f"  changed     {changed} of the source written since the copy began, {journal.began_at}",
     ]
-    if source.changed:
+    if partial is not None:
+        text.append(f"  compared    since {report.started_at}, in more than one run")
+    if kept.changed:
         text.append(f"  NOTE        {_WRITTEN}")
     if code is not ExitCode.DONE:
         text += full_lines(report)
-    figures = {"rows": done.rows, **done.as_json(), "changed": source.changed, "began_at": journal.began_at}
+    figures = {"rows": done.rows, **done.as_json(), "changed": kept.changed, "began_at": journal.began_at}
     return {**figures, "verification": report.as_json(), "exit_code": code, "text": text}
 
 
@@ -362,5 +402,5 @@ def _finish(folder: Path, done: list[dict[str, Any]]) -> None:
     then copies anew."""
     write_whole(folder / _REPORT, json.dumps(done, indent=1).encode() + b"\n")
     for table in done:
-        for suffix in ("journal", "json"):
+        for suffix in ("journal", "compared", "json"):
             (folder / f"{table['source']}-{table['target']}.{suffix}").unlink(missing_ok=True)

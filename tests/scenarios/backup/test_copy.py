@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from rekey.cli import copy
-from rekey.model import EntityKey, Row, key_of
+from rekey.errors import RowExists
+from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.project.config import Config
 from rekey.runner.refusals import refusal
-from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
+from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS, Verb
 from rekey.tables.sent import requests_in
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
@@ -243,6 +245,99 @@ def test_what_was_copied_is_not_read_again(accounts: Project, rekey: Commands) -
     rekey(*COPY)
     pages = accounts.tables.sent.counts["scan"] - before
     assert pages <= 1 + 4 + 7, "the control rows, the rest, and all to verify; all of both is twice seven"
+
+
+def killed_comparing(project: Project, rekey: Commands, pages: int, *words: str) -> None:
+    """Run a copy that ends before a page of its comparison is read."""
+    read, before = 0, project.targets.gate
+
+    async def gate(call: Call) -> None:
+        nonlocal read
+        read += call.action == "page" and call.table.startswith("Users")
+        if read == pages:
+            raise refusal("stopped")
+
+    project.targets.gate = gate
+    rekey(*words, code=130)
+    project.targets.gate = before
+
+
+def test_a_comparison_that_was_cut_off_continues(
+    accounts: Project, rekey: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1_000)
+    filled(accounts, generic(20_000, partitions=3))
+    asyncio.run(accounts.targets.create_table("Users@targets"))
+    killed_comparing(accounts, rekey, 15, *COPY)
+    kept = state_folder() / "Users-Users@targets.compared"
+    assert kept.stat().st_mode & 0o077 == 0
+    before = accounts.targets.sent.counts["scan"]
+    said = rekey(*COPY)
+    assert "every row of both sides is equal" in said.out
+    assert "compared    since" in said.out
+    assert accounts.targets.sent.counts["scan"] - before < 18, "all of it is 21 pages"
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("what", ["old", "changed"])
+def test_a_comparison_that_is_old_or_unreadable_begins_anew(
+    accounts: Project, rekey: Commands, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1_000)
+    filled(accounts, generic(6_000, partitions=3))
+    asyncio.run(accounts.targets.create_table("Users@targets"))
+    killed_comparing(accounts, rekey, 5, *COPY)
+    kept = state_folder() / "Users-Users@targets.compared"
+    if what == "old":
+        accounts.clock.advance(25 * 3600)
+    else:
+        kept.write_text('{"began_at": 1}')
+    said = rekey(*COPY).out
+    assert "every row of both sides is equal" in said and "compared    since" not in said
+
+
+@pytest.mark.parametrize("is_late", ["insert", "replace"])
+def test_a_late_request_of_a_killed_copy_takes_effect_before_the_rows_are_compared(
+    world: Project, rekey: Commands, is_late: str
+) -> None:
+    """An insert of a row that was deleted since would be a row too many, a replacement an older content."""
+    words = (*COPY, "--replace")
+    if is_late == "replace":
+        rekey(*words)
+        rows = contents(world, "Users")
+        for row in rows[:50]:
+            asyncio.run(world.targets.table("Users@targets").upsert({**row, "Number": -1}))
+    sent: list[Call] = []
+
+    async def lost(call: Call) -> None:
+        if call.action == "transact" and (is_late == "insert" or call.operations[0].verb is not Verb.INSERT):
+            sent.append(call)
+            raise refusal("stopped")
+
+    world.targets.gate = lost
+    rekey(*words, code=130)
+    [late, *_] = sent
+    changed = late.operations[0].row
+    source = world.tables.table("Users")
+    if is_late == "insert":
+        asyncio.run(source.delete(key_of(changed)))
+    else:
+        asyncio.run(source.upsert({**content_of(changed), "Number": 4711}))
+    arrives_at = world.clock.monotonic() + 40
+
+    async def arrives(_call: Call) -> None:
+        if sent and world.clock.monotonic() >= arrives_at:
+            sent.clear()
+            with suppress(RowExists):
+                await world.targets.table("Users@targets").transact(late.operations)
+
+    world.targets.gate = arrives
+    code = 1 if is_late == "insert" else 0
+    said = rekey(*words, code=code).out
+    assert not sent, "it was waited for"
+    assert ("the sides differ" in said) is bool(code)
+    if not code:
+        assert contents(world, "Users@targets") == contents(world, "Users")
 
 
 def test_a_table_that_is_verified_is_not_copied_again_after_an_interruption(
