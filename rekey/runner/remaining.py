@@ -219,7 +219,10 @@ async def closed_by_source(run: Run) -> list[str]:
     missing = await _without_source(run, sample[:SAMPLED])
     if not missing:
         return []
-    rows, step = counted(min(len(sample), SAMPLED), "row"), next_step("mend", script=run.script_id)
+    # A repair follows claims: a row written past the clients has none, and stays without a source row.
+    claimed = [key for key in missing if await _owner(run, key) is not None]
+    step = next_step("mend" if claimed else "fix-new-rows", script=run.script_id)
+    rows = counted(min(len(sample), SAMPLED), "row")
     return [
         reason("source-lacks-rows", missing=len(missing), rows=rows, target=target, source=source, step=step)
     ]

@@ -14,6 +14,7 @@ import pytest
 
 from rekey.errors import GateClosed, RekeyError, RowMissing, WritesRefused
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.next_steps import next_step
 from rekey.phases import Phase
 from rekey.protocol.rules import View
 from rekey.runner.commands import Mode
@@ -338,6 +339,24 @@ def test_a_tenant_lives_its_life_under_writes_of_all_tenants(company: Company, p
     company.retire()
     assert part_of(project.rows("Invoices")) == []
     require_others(project, stocked, wanted)
+
+
+def test_a_row_beside_the_part_keeps_the_way_back_closed_until_it_is_mended_as_told(
+    company: Company, project: Project
+) -> None:
+    company.client(View.OLD)
+    company.apply(Phase.CUTOVER)
+    stray = {**independently(invoice(3, TENANTS[0])), "PartitionKey": "2023-01"}
+    company.do(project.tables.table("InvoicesV2").insert(stray))
+    with pytest.raises(GateClosed) as closed:
+        company.rollback()
+    told = next_step("fix-new-rows", script=SCRIPT)
+    assert f"{told}" in closed.value.reasons[0]
+    assert company.verify(Mode.FULL, repair=True).findings, "no repair mends it"
+    company.do(project.tables.table("InvoicesV2").delete(key_of(stray)))
+    assert not company.verify(Mode.FULL).findings
+    company.rollback()
+    assert compare(project) == 30
 
 
 def test_a_client_with_another_part_writes_nothing_beside_it(company: Company, project: Project) -> None:
