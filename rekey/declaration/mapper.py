@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import orjson
 
+from rekey.declaration.keys.base import Prop
 from rekey.declaration.kinds import NO_KIND, NO_KIND_CURE, RowKind, keys_are_apart, kind_numbers, targets_in
 from rekey.declaration.migration import Migration
 from rekey.declaration.row_makers import KindMapper, TargetRow
@@ -202,6 +203,12 @@ class Mapper:
         return next(
             (number for number, prefix in self.migration.secondary.items() if row_key.startswith(prefix)), 0
         )
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether all rows that a source row maps to have its PartitionKey."""
+        filled = [*(target for _, target in targets_in(self.migration.target)), *self.migration.indexes]
+        return all(table.partition_key == Prop(PARTITION_KEY) for table in filled)
 
     @property
     def read_once(self) -> list[int]:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rekey.copy.delta import fresh_second
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
@@ -49,9 +51,12 @@ from rekey.tables.allowance import while_allowed
 from rekey.verify.bucket_digests import Partial
 from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, never
 from rekey.verify.full import TooMany, full
+from rekey.verify.ranges import Ranges, compare_ranges
 from rekey.verify.report import FullReport
 
 _POLL_S = 1.0
+# Rows of both sides from which on a comparison is made by ranges: some ten minutes at an account's target.
+RANGED_ROWS = 10_000_000
 # Fact: the service's time before the last repairing comparison read its first row.
 COMPARING_SINCE = "comparing_since"
 
@@ -172,13 +177,16 @@ async def verify_full(
     label, done = "compare" if propagate_first else "verify", 0 if work is None else _rows_read(work)
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         ctx = context(run, control, advance, propagate_first=propagate_first, since=since, keys=keys)
-        comparing = full(
-            _marked(run, ctx) if repair else ctx,
-            partial=work,
-            checkpoint=lambda digests: keep(run, basis, digests),
-            repair=repair,
-            reader=None if run.pool is None else await Workers.of(run, run.pool, writes=False),
-        )
+        ctx = _marked(run, ctx) if repair else ctx
+        store = partial(keep, run, basis)
+        if work is None and not propagate_first and _is_read_by_ranges(run):
+            work = Ranges.fresh(len(run.targets))
+        comparing: Coroutine[Any, Any, FullReport]
+        if isinstance(work, Ranges):
+            comparing = compare_ranges(ctx, work, checkpoint=store, repair=repair)
+        else:
+            reader = None if run.pool is None else await Workers.of(run, run.pool, writes=False)
+            comparing = full(ctx, partial=work, checkpoint=store, repair=repair, reader=reader)
         try:
             with while_allowed(run.still_alone):
                 report = await while_sweeping(run, authority(control) or SOURCE, comparing)
@@ -263,6 +271,12 @@ def rows_to_read(run: Run) -> int | None:
         return None
 
 
+def _is_read_by_ranges(run: Run) -> bool:
+    """Tell whether a comparison can be made range by range, and is large enough for that."""
+    is_large = (rows_to_read(run) or 0) >= RANGED_ROWS
+    return is_large and run.pool is None and run.mapper.keeps_partitions
+
+
 async def _begun(run: Run, *, anew: bool) -> str:
     """Return the service's time before a comparison reads its first row; stored, in case it is cut off."""
     since = None if anew else run.state.get_fact(run.script_id, COMPARING_SINCE)
@@ -272,15 +286,17 @@ async def _begun(run: Run, *, anew: bool) -> str:
     return since
 
 
-def _resumed(run: Run, basis: str) -> Partial | None:
+def _resumed(run: Run, basis: str) -> Partial | Ranges | None:
     """Return the stored digests to go on from; None: begin anew. Unusable ones are removed."""
     try:
         stored = run.state.stored_digests(run.script_id)
         if stored is None:
             return None
-        work = Partial.from_state(stored.digests, targets=len(run.targets))
+        kind = Ranges if "large" in stored.digests else Partial
+        work = kind.from_state(stored.digests, targets=len(run.targets))
+        is_ours = run.pool is None or isinstance(work, Partial)  # workers do not compare ranges
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
-        if stored.basis == basis and age < _resumable_s(run, work):
+        if is_ours and stored.basis == basis and age < _resumable_s(run, work):
             values = {"begun_at": stored.begun_at, "rows": f"{_rows_read(work):,}"}
             note(run.progress, "verification-resumed", {"script": run.script_id, **values})
             return work
@@ -291,7 +307,7 @@ def _resumed(run: Run, basis: str) -> Partial | None:
     return None
 
 
-def _resumable_s(run: Run, work: Partial) -> float:
+def _resumable_s(run: Run, work: Partial | Ranges) -> float:
     """Return how many seconds after its begin a comparison may be resumed: the age at which it would open no
     gate, by what the last one took, else by the plan; and by its own work so far, which may exceed both."""
     last = run.state.latest_verification(run.script_id)
@@ -301,11 +317,11 @@ def _resumable_s(run: Run, work: Partial) -> float:
     return run.config.gates.max_age_s(max(expected_s, seconds_read(readings)))
 
 
-def _rows_read(work: Partial) -> int:
+def _rows_read(work: Partial | Ranges) -> int:
     return sum(read.rows for read in work.reads.values())
 
 
-def keep(run: Run, basis: str, work: Partial) -> None:
+def keep(run: Run, basis: str, work: Partial | Ranges) -> None:
     """Store digests durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_digests(run.script_id, StoredDigests(basis, work.begun_at, work.as_state()))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import ne, or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
@@ -139,6 +139,20 @@ class Read(NamedTuple):
     rows: int
 
 
+# By sitting and table.
+Reads: TypeAlias = dict[tuple[int, int], Read]
+
+
+def all_reads(reads: Reads, others: Reads) -> Reads:
+    """Return when rows were read that were read in two groups."""
+    both = {**reads, **others}
+    for place in reads.keys() & others.keys():
+        mine, theirs = reads[place], others[place]
+        begun_at, ended_at = min(mine.begun_at, theirs.begun_at), max(mine.ended_at, theirs.ended_at)
+        both[place] = Read(mine.table, mine.sitting, begun_at, ended_at, mine.rows + theirs.rows)
+    return dict(sorted(both.items()))
+
+
 @dataclass(slots=True)
 class Part:
     """A key range of one table and how far it has been read."""
@@ -174,7 +188,7 @@ class Partial:
     begun_at: str = ""
     # The number of the present sitting; 0 before the first.
     sitting: int = 0
-    reads: dict[tuple[int, int], Read] = field(default_factory=dict)
+    reads: Reads = field(default_factory=dict)
 
     def begin_sitting(self, now: str) -> None:
         """Begin another sitting at the time `now`, UTC."""
@@ -186,6 +200,19 @@ class Partial:
         before = self.reads.get((self.sitting, table))
         began, rows = (before.begun_at, before.rows + rows) if before else (now, rows)
         self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
+
+    def merge(self, other: Partial) -> None:
+        """Add the digests and counts of other ranges of the same tables, and when they were read."""
+        for mine, theirs in zip(
+            (*self.expected, *self.actual, self.source),
+            (*other.expected, *other.actual, other.source),
+            strict=True,
+        ):
+            mine.merge(theirs)
+        self.source_rows += other.source_rows
+        self.refused += other.refused
+        self.not_migrated += other.not_migrated
+        self.reads = all_reads(self.reads, other.reads)
 
     @classmethod
     def fresh(cls, targets: int, read: Iterable[int] | None = None) -> Partial:

@@ -36,15 +36,16 @@ LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 
 
 class Due:
-    """Tells when the next checkpoint is due."""
+    """Tells when the next checkpoint is due: after `CHECKPOINT_ROWS` rows, or so many seconds."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._rows, self._since = clock, 0, clock.monotonic()
+    def __init__(self, clock: Clock, seconds: float = CHECKPOINT_S) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._rows, self._since = 0, clock.monotonic()
 
     def after(self, rows: int) -> bool:
         """Count rows that were read; tell whether a checkpoint is due, which begins the count anew."""
         self._rows, now = self._rows + rows, self._clock.monotonic()
-        if self._rows < CHECKPOINT_ROWS and now - self._since < CHECKPOINT_S:
+        if self._rows < CHECKPOINT_ROWS and now - self._since < self._seconds:
             return False
         self._rows, self._since = 0, now
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
@@ -19,7 +20,7 @@ from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester, bucket_of, content_digest
 from rekey.verify.first_pass import Checkpoint, add_digests, keep_nothing
 from rekey.verify.repair import propagate_all, repair_all
-from rekey.verify.report import Findings, FullReport, TableComparison, TableRead
+from rekey.verify.report import Findings, FullReport, RepairReport, TableComparison, TableRead
 from rekey.verify.settle import Candidate, Collector, KeyedDivergence, Point, TrackedPoint, settle
 from rekey.verify.trace import MOST, Trace, group_of
 
@@ -78,9 +79,39 @@ async def full(
         ServiceError: a table could not be read.
     """
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
-    # A trace does not cover rows read in an earlier sitting.
-    traces = ctx.propagate_first and reader is None and not work.sitting
     work.begin_sitting(ctx.now())
+    return report_of(ctx, work, await compare(ctx, work, checkpoint=checkpoint, repair=repair, reader=reader))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing the parts of a `Partial` found; its digests are those of the rows as last observed."""
+
+    findings: Findings
+    repaired: RepairReport | None
+    # By target, the buckets that differed on the first reading; `differing`: that differ now.
+    reread: list[frozenset[int]]
+    differing: list[frozenset[int]]
+    changed_between: bool = False
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every difference is gone, or left to a later pass."""
+        return not self.findings.any and (not any(self.differing) or self.findings.pending > 0)
+
+
+async def compare(
+    ctx: ReconcileContext,
+    work: Partial,
+    *,
+    checkpoint: Checkpoint = keep_nothing,
+    repair: bool = False,
+    reader: Reader | None = None,
+) -> Comparison:
+    """Read what is left of the parts of `work`, find the rows that differ and settle them. Arguments and
+    errors as those of `full`; the sitting has begun."""
+    # A trace does not cover rows read in an earlier sitting.
+    traces = ctx.propagate_first and reader is None and work.sitting == 1
     sides = list(zip(work.expected, work.actual, strict=True))
     findings, repaired, changed_between = Findings(), None, False
     with ExitStack() as stack:
@@ -117,6 +148,12 @@ async def full(
             changes.change(work)
             differing = [expected.differing(actual) for expected, actual in sides]
             changed_between = not changes.exact
+    return Comparison(findings, repaired, at_first, differing, changed_between)
+
+
+def report_of(ctx: ReconcileContext, work: Partial, compared: Comparison) -> FullReport:
+    """Return the report of a comparison that is done."""
+    sides = zip(work.expected, work.actual, strict=True)
     shared = ctx.mapper.migration.filled_keys
     return FullReport(
         started_at=work.begun_at,
@@ -132,8 +169,8 @@ async def full(
                 actual_rows=actual.rows,
                 expected_digest=expected.content_digest(),
                 actual_digest=actual.content_digest(),
-                differing_buckets=len(differing[number]),
-                reread_buckets=len(at_first[number]),
+                differing_buckets=len(compared.differing[number]),
+                reread_buckets=len(compared.reread[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
                 row_keys_begin=ctx.mapper.migration.beginnings.get(number, ("", ""))[1],
                 keys=None if (keys := shared.get(target.name)) is None else keys.as_json(),
@@ -141,10 +178,10 @@ async def full(
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
-        differences=findings,
-        changed_between=changed_between,
+        differences=compared.findings,
+        changed_between=compared.changed_between,
         authority_is_target=ctx.authority_is_target,
-        repair=repaired,
+        repair=compared.repaired,
         source_digest=reported_digest(work.source),
         read=tuple(TableRead(ctx.table(read.table).name, *read[1:]) for read in work.reads.values()),
     )

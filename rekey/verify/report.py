@@ -4,8 +4,9 @@ fields have its order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -142,6 +143,26 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         listed = {"divergences": plain(self.listed), "not_listed": self.stable - len(self.listed)}
         return {"stable": self.stable, **members(self), **listed}
+
+
+def all_findings(each: Sequence[Findings]) -> Findings:
+    """Return the findings of several comparisons of different rows as those of one."""
+    counts, others = Counter[str](), Counter[str]()
+    for findings in each:
+        counts.update(findings.counts)
+        others.update({name: getattr(findings, name) for name in _NUMBERS})
+    listed = tuple(divergence for findings in each for divergence in findings.listed)[:LISTED]
+    return Findings(dict(sorted(counts.items())), listed, **others)
+
+
+_NUMBERS = tuple(each.name for each in fields(Findings) if each.name not in ("counts", "listed"))
+
+
+def all_repairs(each: Sequence[RepairReport]) -> RepairReport | None:
+    """Return the repairs of several comparisons as those of one; None: none repaired."""
+    counts = sum((Counter(report.counts) for report in each), Counter[str]())
+    repairs = tuple(repair for report in each for repair in report.repairs)[:LISTED]
+    return RepairReport(dict(sorted(counts.items())), repairs) if each else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
