@@ -17,8 +17,8 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 
 _OLD_KEY_CURE = (
-    "write the old keys into the row's copied properties when creating rows in the new table, or create them"
-    " in the old view"
+    "write the old keys into the row's copied properties when creating rows in the new table, or, before"
+    " `complete`, create them in the old view"
 )
 EVERY_ROW = every()
 _KNOWN_NAMES = 4096

@@ -17,6 +17,7 @@ from rekey.core.spill import OverBound
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row, key_of
+from rekey.phases import ControlPhase
 from rekey.plan.absent import spelling_of
 from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
@@ -55,6 +56,9 @@ from rekey.project.config import RowCheck
 from rekey.tables.base import Table, TableService
 from rekey.tables.part import part_of
 from rekey.tables.similar import similar_tables
+
+# From the freeze on the application may write rows to the targets that the mapping does not know.
+_WRITTEN = frozenset(ControlPhase) - {ControlPhase.SOURCE, ControlPhase.DUAL_WRITE}
 
 
 async def make_plan(
@@ -205,7 +209,8 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
             continue
         exists = await tables.table_exists(name)
         opened = part_of(tables.table(name), migration.key_spaces.get(name))
-        first = await _first_row(opened) if exists else None
+        is_written = subject.started is not None and subject.started.phase in _WRITTEN
+        first = await _first_row(opened) if exists and not is_written else None
         foreign = first is not None and subject.started is None
         if first is not None and subject.owns_row is not None:
             number = table if subject.mapper is None else subject.mapper.number_of(table, first)

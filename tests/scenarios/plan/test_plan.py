@@ -286,6 +286,23 @@ async def test_what_cannot_be_looked_at_is_a_finding_not_a_crash(memory: MemoryT
     assert codes(await plan_one(memory, replace(subject(USERS), owns_row=ours), exact=True)) == []
 
 
+@pytest.mark.parametrize(
+    ("phase", "is_foreign"), [("dual_write", True), ("cutover", False), ("complete", False)]
+)
+async def test_rows_that_the_application_wrote_in_the_new_view_are_not_foreign(
+    memory: MemoryTableService, phase: str, is_foreign: bool
+) -> None:
+    await fill(memory, "Users", [user("a")])
+    await fill(memory, "UsersV2", [user("new")])
+
+    async def ours(_number: int, _row: Row) -> bool:
+        return False
+
+    started = Started(phase, USERS.digest(), FINGERPRINTS)
+    begun = replace(subject(USERS), started=started, owns_row=ours)
+    assert ("target-holds-rows" in codes(await plan_one(memory, begun, exact=True))) is is_foreign
+
+
 async def test_a_source_that_an_earlier_script_makes_is_a_note(memory: MemoryTableService) -> None:
     await fill(memory, "Users", [user("a")])
     second = replace(
