@@ -131,26 +131,31 @@ SPREAD_PAGES = 128
 
 
 class Crowding:
-    """Tells how much of what a copy writes at a time goes into one partition: it reads several places of the
-    source at a time. Keeps the partitions of a few pages, spread over those taken."""
+    """Tells how much of what a copy writes at a time goes into one partition: it reads several source
+    partitions at a time. Keeps what a few pages give, each of another one, spread over those taken."""
 
     def __init__(self) -> None:
-        self._pages: list[Mapping[str, int]] = []
+        # By the source partition that has most of the page.
+        self._pages: dict[str, Mapping[str, int]] = {}
         self._seen, self._every = 0, 1
 
-    def add(self, partitions: Mapping[str, int]) -> None:
-        """Take the rows that a page of the source gives the table, by partition."""
+    def add(self, source: Mapping[str, int], partitions: Mapping[str, int]) -> None:
+        """Take the rows of a page and those that they give the table, by partition."""
+        most = max(source, key=lambda partition: source[partition], default=None)
+        if most is None or most in self._pages:
+            return
         if self._seen % self._every == 0:
-            self._pages.append(partitions)
+            self._pages[most] = partitions
         self._seen += 1
         if len(self._pages) > SPREAD_PAGES:
-            self._pages = self._pages[::2]
+            self._pages = dict(list(self._pages.items())[::2])
             self._every *= 2
 
     def share(self, readers: int) -> float:
-        """Return the share of the busiest partition in what so many places give at a time; 0 without rows."""
-        groups = max(1, len(self._pages) // readers)
-        at_a_time = [sum(map(Counter, self._pages[first::groups]), Counter[str]()) for first in range(groups)]
+        """Return the share of the busiest partition in what so many readers give at a time; 0 without rows."""
+        pages = list(self._pages.values())
+        groups = max(1, len(pages) // readers)
+        at_a_time = [sum(map(Counter, pages[first::groups]), Counter[str]()) for first in range(groups)]
         rows = sum(partitions.total() for partitions in at_a_time)
         return sum(max(partitions.values(), default=0) for partitions in at_a_time) / rows if rows else 0.0
 

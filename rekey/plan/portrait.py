@@ -68,7 +68,7 @@ class Portrayer:
         lengths = self._lengths[part]
         for number, (rows, parted) in enumerate(zip(tables, partitions, strict=True)):
             self.partitions[number].add(parted)
-            self.crowding[number].add(parted)
+            self.crowding[number].add(partitions[0], parted)
             self.sizes[number].add(parted)
             for partition, count in parted.items():
                 lengths[number][PARTITION_KEY][utf16_units(partition)] += count

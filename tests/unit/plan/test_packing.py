@@ -100,14 +100,25 @@ def test_the_largest_partitions_are_found_among_very_many() -> None:
 
 def test_the_busiest_partition_is_that_of_the_places_read_at_a_time() -> None:
     """A partition that fills one page after another has one reader of eight; one of all pages has all."""
-    in_order, shared, few = Crowding(), Crowding(), Crowding()
+    in_order, shared, few, one = Crowding(), Crowding(), Crowding(), Crowding()
     for number in range(1_000):
-        in_order.add({f"p{number // 20}": 1000})
-        shared.add({"today": 900, f"p{number}": 100})
+        place = f"p{number // 20}"
+        in_order.add({place: 1000}, {place: 1000})
+        shared.add({f"p{number}": 1000}, {"today": 900, f"p{number}": 100})
+        one.add({"huge": 1000}, {f"p{number % 4}": 500, "others": 500})
     for number in range(3):
-        few.add({f"p{number}": 10})
+        few.add({f"p{number}": 10}, {f"p{number}": 10})
     assert in_order.share(8) == pytest.approx(1 / 8, rel=0.2)
     assert in_order.share(1) == 1.0
     assert shared.share(8) == pytest.approx(0.9)
     assert few.share(8) == pytest.approx(1 / 3)
+    assert one.share(8) == 0.5
     assert Crowding().share(8) == 0.0
+
+
+def test_a_partition_that_was_read_oftener_than_its_rows_has_no_more_readers_than_one() -> None:
+    crowding = Crowding()
+    for number in range(100):
+        crowding.add({"huge": 1000}, {"huge": 1000})
+        crowding.add({f"p{number}": 1000}, {f"p{number}": 1000})
+    assert crowding.share(8) == pytest.approx(1 / 8, rel=0.2)

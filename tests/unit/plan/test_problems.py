@@ -214,7 +214,7 @@ def test_every_property_that_a_declaration_reads_is_among_those_that_are_looked_
             props.compute("G", keys.prop("H"), needed=("I",)),
         ),
     )
-    users = named_properties(replace(declared(USERS).migration, target=target))
+    users = named_properties(replace(declared(USERS).migration, target=target, reverse=False))
     assert users == {
         "A": "props.keep",
         "D": "props.keep",
