@@ -152,7 +152,7 @@ class Crowding:
             self._every *= 2
 
     def share(self, readers: int) -> float:
-        """Return the share of the busiest partition in what so many readers give at a time; 0 without rows."""
+        """Return the share of the busiest partition in what so many readers give at a time; 0: no rows."""
         pages = list(self._pages.values())
         groups = max(1, len(pages) // readers)
         at_a_time = [sum(map(Counter, pages[first::groups]), Counter[str]()) for first in range(groups)]
