@@ -14,7 +14,7 @@ from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
-from rekey.mapping.lookup import ErasedRow, FoundKeys, Lookup, Matches, Query
+from rekey.mapping.lookup import ErasedRow, FoundKeys, Matches, Query, lookup_of
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.protocol.opening import Prepared, open_migration, require_same_migration
@@ -89,8 +89,8 @@ async def _look_up(
         if declared.migration.is_sealed and (record is None or record.run_id != control.run_id):
             # Another state file would count look-ups from zero, and the record would be where nobody looks.
             raise refusal("look-up-elsewhere", script=declared.script_id, state=project.config.state)
-        lookup = Lookup(await migration.mapping(control), accounts.tables)
-        matches = [await lookup.find(query) for query in queries]
+        lookup = lookup_of(await migration.mapping(control), accounts.tables)
+        matches = await lookup.find_all(queries)
         if not declared.migration.is_sealed and not bulk:
             shown = [answer for answer in await lookup.open(matches[0]) if isinstance(answer, FoundKeys)]
             check_reason(reason, [key for keys in shown for key in (keys.old, *(new for _, new in keys.new))])

@@ -1,19 +1,21 @@
-"""Sweep: finds every mapping row whose row is gone, so that its copies can be removed. It only names
-candidates: propagate rereads both sides before anything is deleted."""
+"""Sweep: finds every mapping row, or target row, whose source row is gone, so that its copies can be removed.
+It only names candidates: propagate rereads both sides before anything is deleted."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
 from rekey.core.concurrency import for_each
+from rekey.core.spill import Spill, hash_of
+from rekey.mapping.computed import ComputedMapping
 from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
-from rekey.protocol.propagate import Propagated
+from rekey.protocol.propagate import Propagated, Propagator
 from rekey.tables.base import Table
 from rekey.tables.sent import Overhead, overhead
 
@@ -112,24 +114,65 @@ async def gone(
                 yield missing
 
 
+async def unmatched(
+    keys: AsyncIterator[list[EntityKey]], present: AsyncIterator[list[EntityKey]]
+) -> AsyncGenerator[list[EntityKey], None]:
+    """Yield those of `keys` that are not in `present`, in groups; both may be of any size.
+
+    `present` is read first. Iterate within `aclosing`: only then are temporary files deleted as soon as an
+    error ends the iteration.
+    """
+    with Spill[tuple[bool, EntityKey]](None, _by_key) as spill:
+        for is_present, pages in ((True, present), (False, keys)):
+            async for page in pages:
+                for key in page:
+                    spill.put((is_present, key))
+        for group in spill.groups():
+            there = {key for is_present, key in group if is_present}
+            if missing := [key for is_present, key in group if not is_present and key not in there]:
+                yield missing
+
+
+def _by_key(record: tuple[bool, EntityKey]) -> int:
+    return hash_of("\0".join(record[1]))
+
+
+async def source_keys(
+    table: Table,
+    keys_of: Callable[[Sequence[Row]], list[EntityKey]],
+    *,
+    advance: Callable[[int], None] = lambda _rows: None,
+    check: Callable[[], None],
+) -> AsyncIterator[list[EntityKey]]:
+    """Yield the source keys of a table's rows, page by page. `advance`, `check`: as of `gone`."""
+    async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
+        check()
+        yield keys_of(page.rows)
+        advance(len(page.rows))
+
+
 async def sweep(
-    source: Table,
-    mapping: MappingStore,
-    propagate: Callable[[EntityKey], Awaitable[Propagated]],
+    propagator: Propagator,
     *,
     concurrency: int,
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> int:
-    """Propagate every source key in the mapping whose row is gone; return for how many this wrote something.
+    """Propagate every source key in the mapping, or of a target row, whose row is gone; return for how many
+    this wrote something.
 
     This covers rows deleted while they were being copied, crashes between copy and checkpoint, and all
     deletes of capture "delta".
     """
-    changed = 0
-    async with aclosing(gone(source, mapping, "f", advance=advance, check=check)) as candidates:
+    changed, source, mapping = 0, propagator.source, propagator.mapping
+    if isinstance(mapping, ComputedMapping):
+        present = source_keys(source, lambda rows: [*map(key_of, rows)], advance=advance, check=check)
+        portions = unmatched(source_keys(propagator.targets[0], mapping.sources_of, check=check), present)
+    else:
+        portions = gone(source, mapping, "f", advance=advance, check=check)
+    async with aclosing(portions) as candidates:
         async for portion in candidates:
-            changed += await _propagated(portion, propagate, concurrency)
+            changed += await _propagated(portion, propagator.propagate, concurrency)
     return changed
 
 

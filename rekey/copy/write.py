@@ -201,8 +201,10 @@ class BatchWriter:
                 await copier.propagator.mapping.fresh()
                 await map_window(copier.propagator, source_rows, window)
                 del source_rows
-                window.writes = 2 * len(window.expected) + sum(map(len, window.expected.values()))
-                await self._hand_over(window, self._mapping, mapping_writes(copier.rows, window))
+                is_stored = copier.propagator.mapping.is_stored
+                window.writes = 2 * is_stored * len(window.expected) + sum(map(len, window.expected.values()))
+                if is_stored:
+                    await self._hand_over(window, self._mapping, mapping_writes(copier.rows, window))
                 window.claimed.clear()
                 self._newest = window.number
                 self._packed(window)

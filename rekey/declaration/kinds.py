@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, TypeAlias
@@ -156,7 +156,7 @@ class ByKind(Expression, op="by_kind"):
     def compile(self, scope: Scope) -> Evaluator:
         number_of = kind_numbers(self.kinds)
         evaluators = [
-            expression.compile(Scope(f"{kind.where}.{scope.field}", scope.secrets))
+            expression.compile(replace(scope, field=f"{kind.where}.{scope.field}"))
             for kind, expression in zip(self.kinds, self.operands(), strict=True)
         ]
 

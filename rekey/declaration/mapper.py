@@ -74,7 +74,7 @@ class Mapper:
         folding = {number for number, index in enumerate(migration.indexes, start=1) if _folds(index)}
         if any(map(_folds, targets)) or not keys_are_apart(migration.kinds):
             folding.add(0)
-        self.shared = frozenset(folding)
+        self.shared = frozenset() if migration.inverse else frozenset(folding)
         # Kinds that copy Timestamp copy it to the same properties.
         tables = (targets[0], *migration.indexes)
         self.timestamp_copies = tuple(table.property_mapping.from_timestamp for table in tables)
@@ -308,7 +308,7 @@ def _mappers(migration: Migration, secrets: Mapping[str, bytes]) -> Iterator[Kin
     """Yield the mapper of each kind, or that of all rows."""
     if not migration.kinds:
         indexes = list(enumerate(migration.indexes, start=1))
-        yield KindMapper("target", migration.target, indexes, secrets)
+        yield KindMapper("target", migration.target, indexes, secrets, inverse=migration.inverse)
     numbers = count(1)
     for kind in migration.kinds:
         indexes = [(next(numbers), index) for index in kind.indexes]

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from rekey.core.key_space import KeySpace
 from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
+from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.key_space import filled_keys, key_space_of, space_of
 from rekey.declaration.keys.base import (
     Expression,
@@ -45,8 +46,8 @@ from rekey.phases import shown
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
 CAPTURES = ("dual-write", "delta")
-Keeping: TypeAlias = Literal["plain", "sealed"]
-MAPPINGS = ("plain", "sealed")
+Keeping: TypeAlias = Literal["plain", "sealed", "none"]
+MAPPINGS = ("plain", "sealed", "none")
 
 FORMAT = "rekey/declaration/v1"
 # The name under which a script declares several migrations.
@@ -76,7 +77,8 @@ class Migration:
         waive: advice to ignore, by its code, each with a reason.
         group: scripts with the same group cut over, roll back and complete together.
         mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
-            that `[sealing]` names) or `plain`; the default is sealed if a key is `keys.opaque`.
+            that `[sealing]` names), `plain`, or `none` (nothing is stored: the new keys alone say the old
+            ones); the default is sealed if a key is `keys.opaque`, else plain.
         kinds: kinds of rows (`RowKind`), each with its own target and indexes.
         otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`), `leave` (it
             stays in the source: the same as `where` with the conditions of all kinds, which read keys alone)
@@ -127,6 +129,7 @@ class Migration:
         self._check_tables()
         self._check_shared_tables()
         self.key_spaces  # noqa: B018 - raises
+        self.inverse  # noqa: B018 - raises
         if self.reverse:
             self._check_reversible()
 
@@ -288,6 +291,21 @@ class Migration:
         """Whether old keys are encrypted in the restricted store and the state file."""
         return self.mapping == "sealed"
 
+    @cached_property
+    def inverse(self) -> KeyInverse | None:
+        """Inverts its target keys (`mapping="none"`); None where the mapping is stored. Raises
+        InvalidDeclaration: they cannot be inverted, as far as it proves."""
+        if self.mapping != "none":
+            return None
+        cure = 'take mapping="none" out'
+        problem = "its rows have keys of their own, which the mapping has to list"
+        refuse_if(self.indexes, "mapping", f"there are indexes: {problem}", cure=cure)
+        refuse_if(self.kinds, "mapping", "there are kinds, and a row's kind is not in its key", cure=cure)
+        problem = "clients that write to both tables claim keys in the mapping"
+        is_delta = self.capture == "delta"
+        refuse_if(not is_delta, "mapping", problem, cure=f'{cure}, or use capture="delta"')
+        return KeyInverse(self.target.partition_key, self.target.row_key, self.target.where)
+
     @property
     def dropped(self) -> Drop | None:
         """What the script says of rows that no kind takes, if it drops them."""
@@ -332,9 +350,9 @@ class Migration:
         """Return the declaration as JSON-able data."""
         # Group, mapping, kinds, `otherwise` and `where` are named only where they differ from the default, so
         # that scripts older than these fields keep their digests.
-        sealed = {"mapping": self.mapping} if self.is_sealed else {}
+        kept = {} if self.mapping == "plain" else {"mapping": self.mapping}
         dropped = {"otherwise": self.dropped.as_json()} if self.dropped else {}
-        declared = {"format": FORMAT, **members(self), **sealed, **dropped}
+        declared = {"format": FORMAT, **members(self), **kept, **dropped}
         for name in ("target", "indexes") if self.kinds else ():
             del declared[name]  # they are in the kinds
         return declared
@@ -394,11 +412,14 @@ class Migration:
 
     def _check_reversible(self) -> None:
         for where, target in targets_in(self.target):
-            for key, holder in zip((PARTITION_KEY, ROW_KEY), target.old_key_fields(), strict=True):
+            holders = (
+                () if self.inverse else zip((PARTITION_KEY, ROW_KEY), target.old_key_fields(), strict=True)
+            )
+            for key, holder in holders:
                 row = "a target row" if where == target.where else f"a row of {where}"
                 lost = f"the old {key} cannot be found again from {row}, so it could not be rolled back"
                 cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
-                refuse_if(holder is None, "reverse", lost, cure=cure)
+                refuse_if(holder is None and self.inverse is None, "reverse", lost, cure=cure)
             for cast in target.property_mapping.casts.values():
                 lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
                 cure = "add was= to the cast, or say reverse=False"

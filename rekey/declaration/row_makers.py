@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from rekey.core.edm import STRING, canonical_content, edm_type
 from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
+from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.property_mapping import Step
@@ -20,6 +22,7 @@ _OLD_KEY_CURE = (
     "write the old keys into the row's copied properties when creating rows in the new table, or, before"
     " `complete`, create them in the old view"
 )
+_NO_IMAGE_CURE = "create rows in the new table under keys as the declaration makes them, or in the old view"
 EVERY_ROW = every()
 _KNOWN_NAMES = 4096
 _make = tuple.__new__
@@ -42,6 +45,7 @@ class KindMapper:
         indexes: Sequence[tuple[int, Index]],
         secrets: Mapping[str, bytes],
         when: Condition = EVERY_ROW,
+        inverse: KeyInverse | None = None,
     ) -> None:
         """Compile the expressions.
 
@@ -51,13 +55,15 @@ class KindMapper:
             indexes: the kind's indexes with their table numbers.
             secrets: secret bytes by name.
             when: the source rows that are of the kind.
+            inverse: inverts main keys; None where main rows hold the old keys.
 
         Raises:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
+        self._inverse = inverse
         self._where, self._mapping, self._when = where, target.property_mapping, when
         self._scope = Scope(f"{where}.properties", secrets)
-        self._main = RowMaker(target, where, secrets)
+        self._main = RowMaker(target, where, secrets, inverts=inverse is not None)
         self._indexes = [(number, IndexMaker(index, secrets)) for number, index in indexes]
         self._declared = [index for _, index in indexes]
         # The properties of a main row that hold the old PartitionKey and RowKey, if any.
@@ -103,6 +109,8 @@ class KindMapper:
 
     def source_key(self, target_row: Row) -> EntityKey:
         """Return the old key of a main row, from the row itself. Raises RowRefused (`no-old-key`)."""
+        if self._inverse is not None:
+            return self._inverted(target_row)
         partition, row = self._old_key_holders
         return EntityKey(
             self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
@@ -180,6 +188,17 @@ class KindMapper:
             for index_row in index.make_all(row, main)
         ]
 
+    def _inverted(self, target_row: Row) -> EntityKey:
+        target_key = key_of(target_row)
+        source_key = None if self._inverse is None else self._inverse.read(target_key)
+        if source_key is not None:
+            with suppress(RowRefused):
+                row = {PARTITION_KEY: source_key.partition, ROW_KEY: source_key.row}
+                if self._main.keys(row) == [target_key]:
+                    return source_key
+        problem = "no old key maps to the row's key"
+        raise RowRefused("no-old-key", self._where, problem, cure=_NO_IMAGE_CURE)
+
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)
         field = f"{self._where}.properties({holder})" if holder else f"{self._where}.properties"
@@ -196,12 +215,13 @@ class KindMapper:
 class RowMaker:
     """Makes the rows of one table."""
 
-    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, of: Target | Index, where: str, secrets: Mapping[str, bytes], *, inverts: bool = False
+    ) -> None:
         self._where = where
-        self._partition, self._partitions = _key_makers(
-            of.partition_key, f"{where}.partition_key", secrets, of.allow_empty
-        )
-        self._row, self._rows = _key_makers(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
+        scopes = [Scope(f"{where}.{name}", secrets, inverts) for name in ("partition_key", "row_key")]
+        self._partition, self._partitions = _key_makers(of.partition_key, scopes[0], of.allow_empty)
+        self._row, self._rows = _key_makers(of.row_key, scopes[1], of.allow_empty)
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
@@ -263,11 +283,9 @@ def _content(target_row: TargetRow) -> tuple[int, EntityKey, list[tuple[str, str
     return target_row.table, key_of(target_row.row), canonical_content(target_row.row)
 
 
-def _key_makers(
-    expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
-) -> tuple[Evaluator, PageEvaluator]:
+def _key_makers(expression: Expression, scope: Scope, allow_empty: bool) -> tuple[Evaluator, PageEvaluator]:
     """Return a key's evaluators, for one row and for many, with the checks of the service."""
-    scope = Scope(where, secrets)
+    where = scope.field
     evaluate, evaluate_page = expression.compile(scope), expression.compile_page(scope)
     if isinstance(expression, Opaque):
         return evaluate, evaluate_page  # 32 digits and letters are always valid

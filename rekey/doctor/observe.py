@@ -45,7 +45,7 @@ from rekey.doctor.observed import (
 )
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
 from rekey.evidence.signing import open_signer
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Cohort
 from rekey.mapping.store import cohorts_kept
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
@@ -345,6 +345,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
             unresolved={name: error for name in named[script.script_id] if (error := troubles[name])},
             unsealed=_tried(open_wrapping, config)[1] if script.migration.is_sealed else None,
             sealed=script.migration.is_sealed,
+            keeps_mapping=script.migration.inverse is None,
             shredded=shredded.get(script.script_id, frozenset()),
             in_target_account=script.migration.uses_target_account,
             group=script.migration.group,
@@ -436,7 +437,9 @@ async def see_migration(
             intents = sum([len(page.rows) async for page in pages])
         ended_at = None if control is None else control.ended_at
         keep_s = gates.mapping_retention_s
-        kept = await cohorts_kept(service, script_id, ended_at, sealed=script.sealed, keep_s=keep_s)
+        kept: tuple[Cohort, ...] = ()
+        if script.keeps_mapping:
+            kept = await cohorts_kept(service, script_id, ended_at, sealed=script.sealed, keep_s=keep_s)
     except RekeyError as error:
         return MigrationSeen(script_id, trouble=error)
     standings = [standing(client, now) for client in clients]

@@ -289,6 +289,7 @@ class ScriptSeen:
     # Why the wrapping key that it needs cannot be used, if so.
     unsealed: RekeyError | None = None
     sealed: bool = False
+    keeps_mapping: bool = True
     # Cohorts that were shredded according to the audit log.
     shredded: frozenset[str] = frozenset()
     # Whether it has a table in the target account.

@@ -1,9 +1,11 @@
-"""Looking keys up in two steps: `Lookup.find` finds mapping rows without decrypting them, and `Lookup.open`
-decrypts them. The look-up is recorded between the two, before a legacy key is seen."""
+"""Looking keys up in two steps: `Lookup.find_all` finds mapping rows without decrypting them, and
+`Lookup.open` decrypts them. The look-up is recorded between the two, before a legacy key is seen. Where the
+mapping is computed, target rows stand for mapping rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +13,15 @@ from rekey.core.plain import json_field
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.targets import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
+from rekey.mapping.computed import ComputedMapping
 from rekey.mapping.rows import pointer_of
 from rekey.mapping.store import MappingStore
-from rekey.model import ROW_KEY, EntityKey, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import TableService
 
 # Stands for an id as the user typed it, which is never repeated: it may be a key, given by mistake.
 UNKNOWN_ID = "the id that was given"
+_KEYS = (PARTITION_KEY, ROW_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The mapping rows found for a query, unopened. `digests`: full safe ids asked for; "" for an unknown
-    one."""
+    """The mapping rows found for a query, unopened, or the target rows where the mapping is computed.
+    `digests`: full safe ids asked for; "" for an unknown one."""
 
     query: Query
     digests: tuple[str, ...]
@@ -100,8 +104,15 @@ class Lookup:
         if self._store.keyring is not None:
             self._store.keyring.gone = cohorts
 
-    async def find(self, query: Query) -> Matches:
-        """Find the mapping rows of a query; opens none."""
+    async def find_all(self, queries: Sequence[Query]) -> list[Matches]:
+        """Find the mapping rows of each query; opens none."""
+        return [await self._find(query) for query in queries]
+
+    def source_of(self, row: Row) -> EntityKey:
+        """Return the source key that a row of `Matches` names. Raises Erased, SealedUnreadable."""
+        return self._store.rows.read_source(row)
+
+    async def _find(self, query: Query) -> Matches:
         store = self._store
         if query.safe_id is not None:
             wanted, rows = query.safe_id.strip().lower(), list[Row]()
@@ -159,3 +170,83 @@ class Lookup:
             return ErasedRow(row_id, on, returned=True)
         new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
         return FoundKeys(row_id, source_key, new)
+
+
+class ComputedLookup(Lookup):
+    """Answers queries by the keys of the main target's rows, and by tombstones. A row that is not there is
+    unknown."""
+
+    def __init__(self, store: ComputedMapping, tables: TableService) -> None:
+        super().__init__(store, tables)
+        self._computed = store
+        self._target = tables.table(store.rows.tables[0])
+
+    async def find_all(self, queries: Sequence[Query]) -> list[Matches]:
+        # Ids cannot be inverted: one scan of the target serves all of them.
+        prefixes = {query: (query.safe_id or "").strip().lower() for query in queries}
+        by_id = {prefix: list[Row]() for prefix in prefixes.values() if len(prefix) >= SHORT_CHARACTERS}
+        with suppress(TableMissing):
+            if by_id:
+                await self._scan(by_id)
+        matches = []
+        for query in queries:
+            named = await self._find(query)
+            standing = by_id.get(prefixes[query], [])
+            digests = tuple(dict.fromkeys([*filter(None, named.digests), *map(self._digest, standing)]))
+            matches.append(Matches(query, digests or ("",), (*named.rows, *standing)))
+        return matches
+
+    def source_of(self, row: Row) -> EntityKey:
+        self._store.rows.tombstones.refuse(row)
+        source = self._computed.source_of(key_of(row))
+        if source is None:
+            raise ValueError("no source key maps to the row's key")
+        return source
+
+    async def open(self, matches: Matches) -> list[FoundKeys | ErasedRow]:
+        answers: list[FoundKeys | ErasedRow] = []
+        erased_on = ""
+        for row in matches.rows:
+            try:
+                keys = await self._keys_of(self.source_of(row))
+            except Erased as erased:
+                erased_on = erased.on
+            else:
+                answers += [] if keys is None else [keys]
+        if not erased_on:
+            return answers
+        stands = [answer.row_id for answer in answers]
+        return [ErasedRow(each, erased_on, returned=each in stands) for each in stands or matches.row_ids[:1]]
+
+    async def _find(self, query: Query) -> Matches:
+        rows, target = self._store.rows, None
+        if query.safe_id is not None:
+            return await super()._find(query)  # tombstones
+        if query.old is not None:
+            at, target = rows.forward_key(query.old), self._computed.target_of(query.old)
+        else:
+            new = query.new or EntityKey("", "")
+            at, target = rows.reverse_key(new), new if self._computed.source_of(new) is not None else None
+        there = [await self._store.table.get(at)]
+        with suppress(TableMissing):
+            there += [] if target is None else [await self._target.get(target, select=_KEYS)]
+        return Matches(query, (at.row,), tuple(row for row in there if row is not None))
+
+    def _digest(self, row: Row) -> str:
+        return self._store.rows.forward_key(self.source_of(row)).row
+
+    async def _scan(self, by_id: Mapping[str, list[Row]]) -> None:
+        rows = self._store.rows
+        async for page in self._target.scan(select=_KEYS):
+            for row in page.rows:
+                if (source := self._computed.source_of(key_of(row))) is None:
+                    continue
+                digests = rows.forward_key(source).row, rows.reverse_key(key_of(row)).row
+                for prefix, standing in by_id.items():
+                    if any(digest.startswith(prefix) for digest in digests):
+                        standing.append(row)
+
+
+def lookup_of(store: MappingStore, tables: TableService) -> Lookup:
+    """Return what answers queries about a migration."""
+    return ComputedLookup(store, tables) if isinstance(store, ComputedMapping) else Lookup(store, tables)

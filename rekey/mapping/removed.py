@@ -12,7 +12,7 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
-from rekey.errors import ConditionFailed, RowMissing
+from rekey.errors import Ambiguous, ConditionFailed, RowMissing
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable
 from rekey.mapping.store import MappingStore
@@ -36,6 +36,8 @@ _CONTENT = "Content"
 _PART_BYTES = 480 * 1024
 _PROPERTY_BYTES = 60_000
 _VERSION_CHARACTERS = 6
+# How often a part is sent whose answer is lost.
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,15 @@ class RemovedRows:
             at = EntityKey(self.partition, f"{name}-{number:03}")
             content: Row = {PARTITION_KEY: at.partition, ROW_KEY: at.row, _PARTS: len(parts)}
             # The same version again, after an interrupted repair: kept from now on.
-            await self.mapping.table.upsert(content | self._sealed(at, part))
+            await self._upsert(content | self._sealed(at, part))
+
+    async def _upsert(self, row: Row) -> None:
+        """Write a part. Sent again where the answer was lost: both attempts write the same."""
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(Ambiguous):
+                await self.mapping.table.upsert(row)
+                return
+        await self.mapping.table.upsert(row)
 
     async def all(self) -> list[Kept]:
         """Return all removed rows that are kept, unopened."""

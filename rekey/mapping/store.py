@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rekey import errors
 from rekey.mapping.rows import (
@@ -306,9 +306,14 @@ class MappingStore:
     # For how many seconds a claim that another write has reserved is waited for before it counts as a
     # collision; infinite: until the reservation is over.
     patience_s: float = 0.0
+    # Whether mapping rows say which keys belong together; else the keys do (`ComputedMapping`).
+    is_stored: ClassVar[bool] = True
     # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
     # Of each reservation, by its mapping row's key: its key, and since when each of its writes was seen.
     _seen: dict[EntityKey, tuple[EntityKey, dict[str, float]]] = field(default_factory=dict, init=False)
+
+    async def begin(self) -> None:
+        """Prepare for the first rows of the targets, which are empty or this migration's."""
 
     async def fresh(self) -> None:
         if self.keyring is not None:

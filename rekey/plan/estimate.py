@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, USED_SHARE
 from rekey.core.texts import table
+from rekey.declaration.migration import Keeping
 from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
 from rekey.plan.result import Duration, Estimate, Money, OtherAccount, Requests, Storage, TableFill
 from rekey.project.config import Limits
@@ -87,7 +88,7 @@ class Workload:
     page_rows: int = MAX_PAGE_ROWS
     # Capture "delta": repairing comparisons follow the source; else clients do.
     follows: bool = True
-    sealed: bool = False
+    keeping: Keeping = "plain"
     # `apply` maps every row before the first write.
     tries_rows: bool = True
     # As the service bills them (`rekey.core.limits.entity_bytes`).
@@ -104,6 +105,10 @@ class Workload:
         here = scans * self.source_rows + self.target_rows - self.rows_elsewhere
         here += mapping_rows if self.mapping_with_tables else 0
         return max(here, self.rows_elsewhere)
+
+    @property
+    def mapping_rows(self) -> int:
+        return 0 if self.keeping == "none" else MAPPING_ROWS_PER_SOURCE_ROW * self.source_rows
 
     @property
     def comparison_bytes(self) -> int:
@@ -196,7 +201,7 @@ def _writes(table: str, sent: Batches) -> Iterator[Requests]:
 
 
 def _control(phase: str, work: Workload) -> Iterator[Requests]:
-    kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
+    kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.keeping == "sealed" else [])]
     for kind in RequestKind:
         count = sum(_CONTROL[section].get(phase, {}).get(kind, 0) for section in kept)
         yield Requests(phase, "locks, phases, clients, clock", kind, count)
@@ -233,7 +238,7 @@ def estimate(
         storage=storage,
         money=money_of(requests, storage, prices),
         prices_missing=prices.missing,
-        mapping_rows=MAPPING_ROWS_PER_SOURCE_ROW * work.source_rows,
+        mapping_rows=work.mapping_rows,
         other_accounts=tuple(_other_accounts(work, limits, likely_s)),
     )
 
@@ -280,7 +285,7 @@ def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> 
 
 
 def _backfill(work: Workload, limits: Limits) -> Duration:
-    rows, mapping_rows = work.source_rows, MAPPING_ROWS_PER_SOURCE_ROW * work.source_rows
+    rows, mapping_rows = work.source_rows, work.mapping_rows
     both = work.through_account(mapping_rows=mapping_rows)
     source_hottest = work.largest_source_partition / PARTITION_TARGET
     hottest = sum(fill.hottest_seconds for fill in work.fills)

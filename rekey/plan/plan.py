@@ -276,14 +276,15 @@ def _with_rows(
     ]
     disk_bytes = survey.needed_bytes(sum(fill.rows for fill in fills))
     row_check = _row_check(options, disk_bytes)
+    mapping_rows = 0 if migration.inverse else 2 * round(weights.sum(counts.source_rows))
     work = Workload(
         source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,
-        mapping=Batches.of(2 * round(weights.sum(counts.source_rows)), survey.packing.mapping_sends.fills),
+        mapping=Batches.of(mapping_rows, survey.packing.mapping_sends.fills),
         fills=fills,
         page_rows=survey.packing.page_rows,
         follows=migration.capture == "delta",
-        sealed=migration.is_sealed,
+        keeping=migration.mapping or "plain",
         tries_rows=row_check == EVERY_ROW,
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.bytes.of_mapping(counts, weights),

@@ -155,7 +155,8 @@ def _size(estimate: Estimate, capture: str) -> Iterator[str]:
         text = f"{shown(phase.phase, capture)} {_time(phase.at_limits_s)}, bound by {phase.at_limits_bound}"
         yield from _field("" if number else "long phases", text)
     if long:
-        yield from _field("mapping", f"{estimate.mapping_rows:,} rows, two for each source row")
+        mapping = f"{estimate.mapping_rows:,} rows, two for each source row"
+        yield from _field("mapping", mapping if estimate.mapping_rows else "no rows: the keys say it")
     for other in estimate.other_accounts:
         what = "target tables" if other.section == "targets" else "the mapping"
         times = f"{_time(other.at_limits_s)} in place of {_time(estimate.likely_s)}"

@@ -137,6 +137,7 @@ class BilledBytes:
             subject.declared.script_id, migration.source, mapper.tables, SafeIds(new_key()), sealer
         )
         self._tables = len(mapper.tables)
+        self._stores_mapping = migration.inverse is None
         self._row_means: list[list[float]] = []
         self._mapping_means: list[float] = []
 
@@ -165,6 +166,8 @@ class BilledBytes:
 
     def of_mapping(self, counts: MappedCounts, weights: Weights) -> int:
         """Return the bytes that the service will bill for the mapping rows of all source rows."""
+        if not self._stores_mapping:
+            return 0
         return round(weights.sum(map(mul, self._mapping_means, counts.source_rows)))
 
 

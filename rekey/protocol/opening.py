@@ -13,6 +13,7 @@ from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import ConfigurationError, Moved, Refused, RekeyError, SecretMissing
+from rekey.mapping.computed import ComputedMapping
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
@@ -156,6 +157,9 @@ class OpenMigration:
         table = self.accounts.restricted.table(MAPPING_TABLE)
         script_id, migration = self.prepared.declared.script_id, self.prepared.declared.migration
         of = script_id, migration.source, migration.tables
+        if migration.inverse is not None:
+            rows = MappingRows(*of, SafeIds(row.id_key))
+            return ComputedMapping(table, rows, mapper=self.prepared.mapper)
         if self.prepared.wrapping is None:
             return MappingStore(table, MappingRows(*of, SafeIds(row.id_key)))
         keyring = Keyring(table, script_id, self.prepared.wrapping)

@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, Collision, RekeyError, RowRefused, ServiceError, Unavailable
+from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
@@ -277,9 +278,19 @@ class Propagator:
                     return given_up
             elif writes:
                 await tally.begin(source_key)
+            if authority is None and not self.mapping.is_stored:
+                await self._keep_removed(source_key, writes)
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
                 return given_up
         raise self.too_busy(source_key)
+
+    async def _keep_removed(self, source_key: EntityKey, writes: Writes) -> None:
+        """Keep main target rows that are about to be deleted because their source row is gone."""
+        # No mapping row says that it was copied: somebody else may have written it under this key.
+        removed = RemovedRows(self.mapping)
+        for place, operation in writes:
+            if place.table == 0 and operation.verb is Verb.DELETE:
+                await removed.keep(place.table, operation.row, source_key)
 
     def expected_of(
         self, source_key: EntityKey, authority: Row | None, _source_row: Row | None = None

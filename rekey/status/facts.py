@@ -530,8 +530,9 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
         if MAPPING_TABLE not in store.missing:
             ended_at = None if control is None else control.ended_at
             sealed, keep_s = migration.is_sealed, sources.config.gates.mapping_retention_s
-            cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
-            store = replace(store, cohorts=cohorts)
+            if migration.inverse is None:
+                cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+                store = replace(store, cohorts=cohorts)
             if control is None or control.phase is not ControlPhase.RETIRED:
                 refused = await secrets_refused(open_migration(prepared, sources.accounts), control)
                 store = replace(store, refused=refused)

@@ -38,6 +38,7 @@ PURE = {
     "copy.aimd",
     "core.key_order",
     "core.key_space",
+    "declaration.inverse",
     "declaration.key_space",
     "declaration.kinds",
     "declaration.property_mapping",

@@ -21,7 +21,7 @@ from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, FollowingWorld, Parts
 from tests.soaking import others_in_soak
-from tests.worlds.small import LOWERED, POSTS, USERS, post, user
+from tests.worlds.small import INVERTED, LOWERED, POSTS, USERS, post, user
 
 ANN, ANN_2, ANN_3 = (user("ann@example.com", Age=age) for age in (1, 2, 3))
 UPPER_ANN = user("ANN@example.com")
@@ -36,6 +36,7 @@ DELTA: dict[str, World] = {
     "insert, replace": (USERS, [], [Do("insert", ANN), Do("replace", ANN_2)]),
     "insert, delete": (USERS, [], [Do("insert", ANN), Do("delete", ANN)]),
 }
+COMPUTED: dict[str, World] = {name: (INVERTED, *world[1:]) for name, world in DELTA.items()}
 KEYS_MOVE: dict[str, World] = {
     "move, move back": (POSTS, [HELLO], [Do("replace", MOVED), Do("replace", HELLO)]),
     "move, delete": (POSTS, [HELLO], [Do("replace", MOVED), Do("delete", HELLO)]),
@@ -102,6 +103,13 @@ def test_no_order_of_writes_passes_and_a_crash_loses_anything(name: str) -> None
     """Backfill, sweep, pass and sweep against two writes on the key; the runner is killed anywhere, once.
     Bounded; `make soak` searches each to the end, with late requests and a lost answer as well."""
     visited(name, delta(DELTA[name], BOUNDED_CRASH), at_least=190)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_no_order_loses_anything_without_a_stored_mapping(name: str) -> None:
+    """Fewer requests are made, so fewer states are visited; with late requests and a lost answer as well."""
+    visited(name, delta(COMPUTED[name], replace(CRASH_WITH_LATE_REQUESTS, preemptions=1)), at_least=110)
+    visited(name, delta(COMPUTED[name], Budget(lost_answers=1, preemptions=1)), at_least=110)
 
 
 def test_a_crash_in_any_order_to_the_end_loses_nothing() -> None:

@@ -19,6 +19,7 @@ from tests.simulation import broken, dual_broken
 from tests.simulation.explore import Budget, Searched
 from tests.simulation.small import Parts, SmallWorld
 from tests.simulation.test_every_order import (
+    COMPUTED,
     CRASH,
     CRASH_WITH_LATE_REQUESTS,
     DELTA,
@@ -171,9 +172,15 @@ def test_a_row_that_stands_in_the_way_is_looked_at() -> None:
     [
         (Parts(delta_pass=broken.late_watermark), DELTA["replace, replace"], OLDER),
         (Parts(sweep=broken.no_sweep), DELTA["replace, delete"], EXTRA),
+        (Parts(sweep=broken.no_sweep), COMPUTED["replace, delete"], EXTRA),
         (Parts(checkpoint_first=True), (*DELTA["replace, replace"][:2], []), MISSING),
     ],
-    ids=["the watermark is the time before the pass", "a sweep finds deletes", "checkpoints follow the rows"],
+    ids=[
+        "the watermark is the time before the pass",
+        "a sweep finds deletes",
+        "a sweep finds deletes by inversion",
+        "checkpoints follow the rows",
+    ],
 )
 def test_what_a_runner_keeps_is_never_ahead_of_what_it_did(parts: Parts, world: World, what: str) -> None:
     """One crash is allowed; the first two are lost without it."""

@@ -25,6 +25,25 @@ migration = Migration(
 '''
 """Keys from keys alone."""
 
+INVERTED = '''\
+"""Keys with a prefix, which say what they were: no mapping is stored."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.literal("DE_") + keys.prop("PartitionKey"),
+        row_key=keys.literal("U:") + keys.prop("RowKey"),
+        properties=[props.rename("Nm", "Name"), props.drop("Ssn")],
+    ),
+    capture="delta",
+    mapping="none",
+    waive={"personal-data": "made-up addresses"},
+)
+'''
+"""Keys from keys alone, and no mapping."""
+
 MOVE = '''\
 """The same table in another account: the keys stay as they are."""
 from rekey import Migration, Target, keys

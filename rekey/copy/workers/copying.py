@@ -15,7 +15,6 @@ from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.copy.write import Copier
 from rekey.core.clock import monotonic_seconds
-from rekey.mapping.store import MappingStore
 from rekey.model import Row
 from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
@@ -44,7 +43,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
     copied, begun = Copied(), False
     store, source, filled = opened.mapping, opened.table(), opened.mapper.migration
-    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, patience_s=inf)
+    mapping = replace(store, table=FencedTable(store.table, fence), patience_s=inf)
 
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
         opened = parts_of(filled.key_spaces, table)

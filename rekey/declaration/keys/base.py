@@ -55,10 +55,13 @@ class Scope:
     Attributes:
         field: where in the declaration, e.g. `target.row_key`; errors name it.
         secrets: secret bytes by name.
+        inverts: whether results are read back (`mapping="none"`): text that would be read back as another one
+            is refused.
     """
 
     field: str
     secrets: Mapping[str, bytes]
+    inverts: bool = False
 
     def refusal(self, code: str, problem: str, *, cure: str) -> RowRefused:
         """Return (do not raise) the error for one row at this place of the declaration."""

@@ -82,9 +82,17 @@ class Bucket(Changed, op="bucket"):
         need_one_of("keys.bucket(algorithm)", self.algorithm, BUCKETS)
         need_text("keys.bucket(prefix)", self.prefix, empty=True)
 
+    @property
+    def length(self) -> int:
+        """The number of characters of every result."""
+        return len(self.prefix) + self._digits
+
+    @property
+    def _digits(self) -> int:
+        return max(MIN_DIGITS, len(str(self.count - 1)))
+
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
-        number, count, prefix = BUCKETS[self.algorithm], self.count, self.prefix
-        width = max(MIN_DIGITS, len(str(count - 1)))
+        number, count, prefix, width = BUCKETS[self.algorithm], self.count, self.prefix, self._digits
         return lambda text: f"{prefix}{number(text.encode('utf-8', 'surrogatepass')) % count:0{width}d}"
 
 

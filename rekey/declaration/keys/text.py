@@ -97,7 +97,7 @@ class ZeroPad(Changed, op="zero_pad"):
         need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        width = self.width
+        width, inverts = self.width, scope.inverts
 
         def padded(digits: str) -> str:
             if _DIGITS.fullmatch(digits) is None:
@@ -108,6 +108,10 @@ class ZeroPad(Changed, op="zero_pad"):
                 problem = f"{self.of.describe()} has more than {width} digits"
                 cure = "make zero_pad(width, …) as wide as the longest number"
                 raise scope.refusal("out-of-range", problem, cure=cure)
+            if inverts and len(digits) > 1 and digits[0] == "0":
+                problem = f"{self.of.describe()} begins with a zero, which padding does not keep apart"
+                cure = 'take mapping="none" out of the script before it begins, or fix the rows'
+                raise scope.refusal("leading-zero", problem, cure=cure)
             return digits.zfill(width)
 
         return padded

@@ -13,11 +13,13 @@ from typing import Any, Literal
 from rekey import errors
 from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
+from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.lookup import Lookup, Query
+from rekey.mapping.computed import ComputedMapping
+from rekey.mapping.lookup import Query, lookup_of
 from rekey.mapping.removed import Kept, Removed, RemovedRows
-from rekey.mapping.rows import day_of, pointer_of
+from rekey.mapping.rows import TargetKey, day_of, pointer_of
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import ControlPhase, Phase
@@ -153,9 +155,13 @@ def erase(
             nobody can look up afterwards; may raise to stop.
 
     Raises:
-        Refused: see `require_complete`; with `with_targets`, also `usable`.
+        Refused: see `require_complete`; with `with_targets`, also `usable`; without it, and where not all is
+            searched, if the mapping is computed.
         SealedUnreadable: a mapping row of a subject cannot be opened.
     """
+    is_computed = session.scripts[script_id].migration.inverse is not None
+    if is_computed and not (request.scope.with_targets and request.scope.searched):
+        raise refusal("erase-targets-too", script=script_id)
     run = session.resume(script_id)
 
     async def find_all(now: ControlRow, queries: Sequence[Query], scope: Scope) -> Subjects:
@@ -174,7 +180,9 @@ def erase(
             if recorded["kind"] == SUBJECTS:
                 scope = Scope(recorded["searched"], recorded.get("with_targets", False))
                 again = await find_all(now, [Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
-                await _carry_out(run, now, again, scope, event.seq)
+                left = {*recorded["rows"]} - {*again.known, *again.erased}
+                gone = () if run.mapping.is_stored else sorted(left)
+                await _carry_out(run, now, again, scope, event.seq, gone)
                 note(run.progress, "erasure-finished", {"day": event.at[:10]})
         subjects = await find_all(now, request.queries, request.scope)
         refuse(subjects.keys)
@@ -203,21 +211,20 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
     that its rows which no kind takes, and no mapping row names, are found there. Raises SealedUnreadable for
     a mapping row it cannot open."""
     store = run.mapping
-    lookup = Lookup(store, run.tables)
+    lookup = lookup_of(store, run.tables)
     expired = await store.expired_on()
     known: dict[str, EntityKey] = {}
     before: dict[str, str] = {}
     keys: list[EntityKey] = []
     missing: dict[Query, tuple[str, ...]] = {}
     lost: dict[Query, tuple[str, ...]] = {}  # mapping rows that could have named them are erased
-    for query in queries:
-        matches = await lookup.find(query)
+    for query, matches in zip(queries, await lookup.find_all(queries), strict=True):
         await store.learn(matches.rows)
         is_migrated = query.old is None or run.declared.migration.has(query.old)
         sources, on = set[EntityKey](), expired if is_migrated and not matches.rows else ""
         for row in matches.rows:
             try:
-                sources.add(store.rows.read_source(row))
+                sources.add(lookup.source_of(row))
             except errors.Erased as erased:
                 on = erased.on
         if on:
@@ -228,7 +235,12 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
             (lost if on else missing)[query] = matches.row_ids
         known.update((run.ids.short(run.source.name, key), key) for key in sources)
         keys += [key for key in (query.old, query.new) if key is not None]
-    unmapped = await _unmapped(run, [*missing, *lost]) if reads_source and run.mapper.drops else {}
+    unmapped: dict[Query, EntityKey] = {}
+    if reads_source and (run.mapper.drops or not store.is_stored):
+        unmapped = await _unmapped(run, [*missing, *lost])
+    if isinstance(store, ComputedMapping):
+        left = [query for query in (*missing, *lost) if query not in unmapped]
+        unmapped |= await _removed_only(run, store, left)
     for row_id in (row_id for query in unmapped for row_id in lost.get(query, ())):
         before.pop(row_id, None)
     known.update((run.ids.short(run.source.name, key), key) for key in unmapped.values())
@@ -239,18 +251,19 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
 
 
 async def _unmapped(run: Run, queries: Sequence[Query]) -> dict[Query, EntityKey]:
-    """Return the keys of source rows that are dropped, by the query that names one by its old key or id."""
+    """Return the keys of source rows that are dropped, or, where no mapping row says so, of any, by the query
+    that names one by its old key or id, or by the key that it would have in the target."""
     keys: dict[Query, EntityKey] = {}
     by_id = {query.safe_id.strip().lower(): query for query in queries if query.safe_id is not None}
 
     def keep(query: Query, row: Row | None) -> None:
-        if row is not None and run.mapper.is_dropped(row):
+        if row is not None and (run.mapper.is_dropped(row) or not run.mapping.is_stored):
             keys[query] = key_of(row)
 
     with suppress(errors.TableMissing, errors.TableBeingDeleted):
         for query in queries:
-            if query.old is not None:
-                keep(query, await run.source.get(query.old))
+            if (old := _old_key(run, query)) is not None:
+                keep(query, await run.source.get(old))
         if by_id:
             with run.progress.task("look through the source") as advance:
                 async for page in run.source.scan():
@@ -262,14 +275,42 @@ async def _unmapped(run: Run, queries: Sequence[Query]) -> dict[Query, EntityKey
     return keys
 
 
-async def _carry_out(run: Run, now: ControlRow, subjects: Subjects, scope: Scope, begun: int) -> Done:
-    """Erase the subjects, then record the end of the erasure that event number `begun` began."""
+def _old_key(run: Run, query: Query) -> EntityKey | None:
+    if query.new is not None and isinstance(run.mapping, ComputedMapping):
+        return run.mapping.source_of(query.new)
+    return query.old
+
+
+async def _removed_only(
+    run: Run, mapping: ComputedMapping, queries: Sequence[Query]
+) -> dict[Query, EntityKey]:
+    """Return the source keys, by the query that names one, of rows of which only a removed row is kept."""
+    removed, rows, keys = RemovedRows(mapping), mapping.rows, dict[Query, EntityKey]()
+    for kept in await removed.all() if queries else ():
+        source = (await removed.open(kept)).source
+        if source is None:
+            continue
+        ids = [rows.ids.long(rows.source, source), kept.first.row]
+        for query in queries:
+            prefix = (query.safe_id or "").strip().lower()
+            is_named = len(prefix) >= SHORT_CHARACTERS and any(each.startswith(prefix) for each in ids)
+            if is_named or _old_key(run, query) == source:
+                keys[query] = source
+    return keys
+
+
+async def _carry_out(
+    run: Run, now: ControlRow, subjects: Subjects, scope: Scope, begun: int, gone: Sequence[str] = ()
+) -> Done:
+    """Erase the subjects, then record the end of the erasure that event number `begun` began. `gone`: safe
+    ids of subjects of which nothing stands any more."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
     copies: list[tuple[Kept, Removed]] = []
     if scope.searched and subjects.known:
-        unlisted = await _search(run, frozenset(subjects.known.values()), done)
+        if run.mapping.is_stored:
+            unlisted = await _search(run, frozenset(subjects.known.values()), done)
         copies = await _removed_rows(removed, done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
@@ -288,37 +329,78 @@ async def _carry_out(run: Run, now: ControlRow, subjects: Subjects, scope: Scope
             return
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
+        if not run.mapping.is_stored:
+            # Before its target rows: after a kill they, or the tombstones, are found.
+            await _bury_computed(run, source, done)
         if scope.with_targets:
             deleted, all_gone = await delete_rows(run, subjects.target_rows[row_id])
             done.target_rows += deleted
             if not all_gone:
                 done.targets_changed.append(row_id)
                 return
-        rows = run.mapping.rows
         targets = await listed_targets(run, source)
-        mains = {target.key for target in targets if target.table == 0}
-        for kept, copy in copies:
-            key = pointer_of(copy.row) if copy.table else key_of(copy.row)
-            if copy.source == source or key in mains:
-                await removed.delete(kept)
-                done.removed_rows += 1
-        listed = [rows.reverse_key(target.key, target.table) for target in sorted(targets)]
         # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
-        for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
-            try:
-                buried = await _bury(run, at, source, done.on)
-            except errors.SealedUnreadable:
-                buried = False
-                done.unreadable += not scope.searched  # the search has counted it
-            done.reverse_rows += buried
-        # Last: it lists the reverse rows, so after a kill the next erasure still finds the rest.
-        buried = await _bury(run, rows.forward_key(source), source, done.on)
-        done.forward_rows += buried
+        copies_gone = await _delete_copies(removed, copies, source, targets)
+        done.removed_rows += copies_gone
+        if run.mapping.is_stored:
+            await _bury_all(run, source, targets, unlisted.get(source, ()), done, searched=scope.searched)
         done.rows.append(row_id)
 
     await for_each(subjects.known.items(), erase_one, limit=run.config.limits.concurrency)
+    done.rows += gone
     run.state.audit(ERASURE_ENDED, run.script_id, {"kind": SUBJECTS, "begun": begun, **done.as_json()})
     return done
+
+
+async def _delete_copies(
+    removed: RemovedRows,
+    copies: Sequence[tuple[Kept, Removed]],
+    source: EntityKey,
+    targets: Sequence[TargetKey],
+) -> int:
+    """Delete the removed rows of a subject for good; return how many."""
+    gone, mains = 0, {target.key for target in targets if target.table == 0}
+    for kept, copy in copies:
+        key = pointer_of(copy.row) if copy.table else key_of(copy.row)
+        if copy.source == source or key in mains:
+            await removed.delete(kept)
+            gone += 1
+    return gone
+
+
+async def _bury_all(
+    run: Run,
+    source: EntityKey,
+    targets: Sequence[TargetKey],
+    unlisted: Sequence[EntityKey],
+    done: Done,
+    *,
+    searched: bool,
+) -> None:
+    """Replace the mapping rows of a subject by tombstones: those of its target keys, and `unlisted` ones."""
+    rows = run.mapping.rows
+    listed = [rows.reverse_key(target.key, target.table) for target in targets]
+    # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
+    for at in dict.fromkeys([*listed, *unlisted]):
+        try:
+            buried = await _bury(run, at, source, done.on)
+        except errors.SealedUnreadable:
+            buried = False
+            done.unreadable += not searched  # the search has counted it
+        done.reverse_rows += buried
+    # Last: it lists the reverse rows, so after a kill the next erasure still finds the rest.
+    buried = await _bury(run, rows.forward_key(source), source, done.on)
+    done.forward_rows += buried
+
+
+async def _bury_computed(run: Run, source: EntityKey, done: Done) -> None:
+    """Write the tombstones of a subject of which no mapping row is stored."""
+    rows, table = run.mapping.rows, run.mapping.table
+    for target in await listed_targets(run, source):
+        with suppress(errors.RowExists):
+            await table.insert(rows.tombstones.make(rows.reverse_key(target.key), done.on))
+    with suppress(errors.RowExists):
+        await table.insert(rows.tombstones.make(rows.forward_key(source), done.on))
 
 
 async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Removed]]:

@@ -99,6 +99,8 @@ async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]
     now = ticks_of(await run.restricted.server_time())
     ended_at, sealed = control.ended_at, run.declared.migration.is_sealed
     keep_s = run.config.gates.mapping_retention_s
+    if not run.mapping.is_stored:
+        return now, ()
     return now, await cohorts_kept(run.restricted, run.script_id, ended_at, sealed=sealed, keep_s=keep_s)
 
 

@@ -3,18 +3,19 @@ groups: ADR 0043). README.md of `rekey/runner` says what holds under a freeze.""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import fresh_second, written_since
-from rekey.copy.sweep import gone
-from rekey.core.clock import earlier, format_ticks
+from rekey.copy.sweep import gone, source_keys, unmatched
+from rekey.core.clock import earlier, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.limits import is_in_target_account
 from rekey.errors import Findings, GateClosed, RekeyError, RowRefused, ServiceError, WriterAtWork
-from rekey.model import EntityKey, Row, key_of
+from rekey.mapping.computed import ComputedMapping
+from rekey.model import TIMESTAMP, EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, differing, duration, moment
@@ -416,12 +417,32 @@ async def _bring_back(run: Run, now: ControlRow) -> None:
             advance(rows)
 
         deleted: list[EntityKey] = []
-        portions = gone(run.targets[0], run.mapping, "r", advance=count, check=run.check)
-        async with aclosing(portions):
+        async with aclosing(_deleted(run, now, count)) as portions:
             async for portion in portions:
                 deleted += portion
         await require_few_deletes(run, deleted, target_rows)
         await for_each(deleted, partial(settle, "rows_deleted_in_source"), limit=limit)
+
+
+def _deleted(
+    run: Run, now: ControlRow, advance: Callable[[int], None]
+) -> AsyncGenerator[list[EntityKey], None]:
+    """Yield the source keys whose target rows are gone since cutover."""
+    mapping, target = run.mapping, run.targets[0]
+    if not isinstance(mapping, ComputedMapping):
+        return gone(target, mapping, "r", advance=advance, check=run.check)
+    # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
+    # later stays, and is found missing in the target.
+    frozen_at = run.state.facts(run.script_id).get(FROZEN_AT) or now.cutover_at
+
+    def copied(rows: Sequence[Row]) -> list[EntityKey]:
+        if frozen_at is None:
+            return []
+        keys = [key_of(row) for row in rows if ticks_of(row[TIMESTAMP]) < ticks_of(frozen_at)]
+        return [key for key in keys if mapping.target_of(key) is not None]
+
+    present = source_keys(target, mapping.sources_of, advance=advance, check=run.check)
+    return unmatched(source_keys(run.source, copied, check=run.check), present)
 
 
 async def _each_changed(

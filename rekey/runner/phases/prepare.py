@@ -96,6 +96,7 @@ async def run(run: Run) -> Counters:
             what = f"target table {name} is still being deleted by the service"
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
+    await run.mapping.begin()
     names = (run.source.name, *run.declared.migration.table_names)
     for in_target_account in sorted({is_in_target_account(name) for name in names}):
         account = TARGET_ACCOUNT_SUFFIX if in_target_account else ""

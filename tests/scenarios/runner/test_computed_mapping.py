@@ -1,0 +1,375 @@
+"""A migration that stores no mapping: the keys alone say which rows belong together, through its whole life.
+
+Soak: 13 of 15 moments of a kill.
+Reason, and what `make test` covers: two moments over the whole life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import Findings, Refused
+from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
+from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.phases import ControlPhase, Phase
+from rekey.runner import commands, restore
+from rekey.runner.run import Options
+from rekey.state.audit import ERASURE_BEGUN, erasures
+from rekey.state.store import State
+from tests.asserts.command_line import Commands, CommandsOn
+from tests.fakes.faults import Call
+from tests.fakes.memory import instant_gate
+from tests.scenarios.runner.test_lifecycle import actual, apply, control_phase, expected, rollback, verify
+from tests.soaking import others_in_soak
+from tests.worlds.erasure import by_id, by_old
+from tests.worlds.evidence import prove
+from tests.worlds.projects import INVERTED_SCRIPT, Project, applied, project_of
+from tests.worlds.small import Killed, user
+
+SCRIPT = "0001_users"
+STOPPED = Options(writers_stopped=True)
+ROWS = 120  # of three windows
+WHY = ("--reason", "ticket 4711")
+
+
+def users(count: int = ROWS) -> list[Row]:
+    return [user(f"user{number:04}@example.com", f"p{number % 5}") for number in range(count)]
+
+
+FIRST = users(1)[0]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return project_of(tmp_path, INVERTED_SCRIPT, users())
+
+
+@pytest.fixture
+def at_gate(tmp_path: Path) -> Project:
+    return applied(tmp_path, INVERTED_SCRIPT, users())
+
+
+@pytest.fixture
+def cut_over(tmp_path: Path) -> Project:
+    return applied(tmp_path, INVERTED_SCRIPT, users(), Phase.CUTOVER)
+
+
+@pytest.fixture
+def complete(tmp_path: Path, commands_on: CommandsOn) -> Commands:
+    """The commands of a migration that is complete, a minute later."""
+    project = applied(tmp_path, INVERTED_SCRIPT, users(), Phase.COMPLETE)
+    project.clock.advance(60)
+    return commands_on(project)
+
+
+def mapping_rows(project: Project) -> list[str]:
+    """Return the parts of the mapping table that hold rows."""
+    return sorted(
+        {row["PartitionKey"].removeprefix(SCRIPT) for row in project.restricted.dump(MAPPING_TABLE)}
+    )
+
+
+def target_key(row: Row) -> EntityKey:
+    return EntityKey(f"DE_{row['PartitionKey']}", f"U:{row['RowKey']}")
+
+
+def test_copying_writes_the_targets_and_not_one_mapping_row(project: Project) -> None:
+    written: list[str] = []
+
+    async def gate(call: Call) -> None:
+        if call.writes and call.table == MAPPING_TABLE:
+            written.append(call.action)
+
+    project.restricted.gate = gate
+    apply(project)
+    assert actual(project) == expected(project)
+    assert len(written) == 1, "the mark that the targets were empty"
+    assert mapping_rows(project) == [".t"]
+
+
+def test_the_whole_life_with_a_way_back_in_it(at_gate: Project) -> None:
+    apply(at_gate, Phase.CUTOVER, STOPPED)
+    target = at_gate.tables.table("UsersV2")
+    changed, deleted = at_gate.rows("UsersV2")[:2]
+    new = {"PartitionKey": "DE_p9", "RowKey": "U:new@example.com", "Name": "new"}
+
+    async def work() -> None:
+        await target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
+        await target.delete(key_of(deleted))
+        await target.insert(new)
+
+    asyncio.run(work())
+    assert rollback(at_gate) == [Phase.CUTOVER]
+    rows = {key_of(row): row for row in at_gate.rows("Users")}
+    assert rows[EntityKey(changed["PartitionKey"][3:], changed["RowKey"][2:])]["Nm"] == "changed"
+    assert EntityKey(deleted["PartitionKey"][3:], deleted["RowKey"][2:]) not in rows
+    assert rows[EntityKey("p9", "new@example.com")]["Nm"] == "new"
+    assert len(rows) == ROWS
+    assert actual(at_gate) == expected(at_gate)
+    asyncio.run(at_gate.tables.table("Users").insert(user("later@example.com")))
+    apply(at_gate, Phase.CUTOVER, STOPPED)
+    apply(at_gate, Phase.COMPLETE)
+    assert actual(at_gate) == expected(at_gate)
+    with at_gate.session(Options(typed_table="Users", no_backup="a test")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+        commands.retire(session, SCRIPT)
+    assert control_phase(at_gate) is ControlPhase.RETIRED
+    assert mapping_rows(at_gate) == [".t"]
+
+
+@pytest.mark.parametrize("at", others_in_soak(range(3, 90, 6), kept=range(3, 90, 48)))
+def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
+    effects = 0
+
+    async def kill(_call: Call) -> None:
+        nonlocal effects
+        effects += 1
+        if effects == at:
+            project.tables.gate = project.restricted.gate = dead
+            raise Killed
+
+    async def dead(_call: Call) -> None:
+        raise Killed
+
+    project.tables.gate = project.restricted.gate = kill
+    with suppress(Killed):
+        apply(project, Phase.CUTOVER, STOPPED)
+    project.tables.gate = project.restricted.gate = instant_gate
+    assert effects >= at, "it was killed"
+    project.clock.advance(120)
+    apply(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+    assert control_phase(project) is ControlPhase.CUTOVER
+    assert actual(project) == expected(project)
+
+
+@pytest.mark.parametrize("at", others_in_soak(range(1, 12, 2), kept=[3]))
+def test_a_rollback_that_is_killed_anywhere_is_finished_by_the_next(cut_over: Project, at: int) -> None:
+    target, effects = cut_over.tables.table("UsersV2"), 0
+    for row in cut_over.rows("UsersV2")[:2]:
+        asyncio.run(target.delete(key_of(row)))
+
+    async def kill(call: Call) -> None:
+        nonlocal effects
+        effects += call.writes
+        if effects >= at:
+            raise Killed
+
+    cut_over.tables.gate = cut_over.restricted.gate = kill
+    with suppress(Killed):
+        rollback(cut_over)
+    cut_over.tables.gate = cut_over.restricted.gate = instant_gate
+    cut_over.clock.advance(120)
+    rollback(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS - 2
+    assert actual(cut_over) == expected(cut_over)
+
+
+def test_a_source_row_that_a_stray_writer_wrote_after_cutover_stops_the_rollback(cut_over: Project) -> None:
+    """Nothing says whether it was copied and deleted in the target since, so it is never deleted."""
+    cut_over.clock.advance(60)
+    asyncio.run(cut_over.tables.table("Users").insert(user("stray@example.com")))
+    with pytest.raises(Findings):
+        rollback(cut_over)
+    assert control_phase(cut_over) is ControlPhase.CUTOVER
+    assert len(cut_over.rows("Users")) == ROWS + 1
+
+
+def test_many_deletes_are_swept(at_gate: Project) -> None:
+    """More than a comparison repairs row by row."""
+    table = at_gate.tables.table("Users")
+    for row in users()[:80]:
+        asyncio.run(table.delete(key_of(row)))
+    assert apply(at_gate).caught_up
+    assert actual(at_gate) == expected(at_gate)
+    assert len(at_gate.rows("UsersV2")) == ROWS - 80
+
+
+def test_a_target_row_without_a_source_row_is_kept_before_it_is_removed(at_gate: Project) -> None:
+    """It may be somebody else's: no mapping row says that it was copied."""
+    row = {"PartitionKey": "DE_x", "RowKey": "U:early@example.com", "Name": "early"}
+    asyncio.run(at_gate.tables.table("UsersV2").insert(row))
+    configured = at_gate.folder / "rekey.toml"
+    configured.write_text(configured.read_text("utf-8").replace('"0s"', '"7d"'), "utf-8")
+    apply(at_gate)
+    assert actual(at_gate) == expected(at_gate)
+    with at_gate.session() as session:
+        restored = restore.restore(session, SCRIPT, kept_name(at_gate))
+    assert restored.verify_again
+    assert row in map(content_of, at_gate.rows("UsersV2"))
+
+
+def kept_name(project: Project) -> str:
+    [row] = [row for row in project.restricted.dump(MAPPING_TABLE) if row["PartitionKey"].endswith(".x")]
+    return str(row["RowKey"])[:12]
+
+
+def test_a_row_under_a_key_that_no_source_key_maps_to_is_nobodys(at_gate: Project) -> None:
+    asyncio.run(at_gate.tables.table("UsersV2").insert({"PartitionKey": "other", "RowKey": "x"}))
+    with pytest.raises(Findings):
+        apply(at_gate)
+    assert verify(at_gate, repair=True)
+    assert not verify(at_gate)
+    assert actual(at_gate) == expected(at_gate)
+
+
+def test_targets_that_held_rows_before_are_not_taken_for_copies(project: Project) -> None:
+    """Their keys are those that the mapping gives."""
+    row = {"PartitionKey": "DE_p0", "RowKey": "U:user0000@example.com", "Name": "not ours"}
+    asyncio.run(project.fill("UsersV2", [row]))
+    with pytest.raises(Refused, match="holds rows"):
+        apply(project)
+    assert [content_of(row) for row in project.rows("UsersV2")] == [row]
+
+
+def test_targets_may_be_kept_and_are_taken_up_again_or_dropped(at_gate: Project) -> None:
+    rollback(at_gate, drop=False)
+    asyncio.run(at_gate.tables.table("Users").delete(key_of(FIRST)))
+    apply(at_gate)
+    assert actual(at_gate) == expected(at_gate)
+    rollback(at_gate, drop=True)
+    assert at_gate.restricted.dump(MAPPING_TABLE) == []
+    at_gate.clock.advance(120)
+    asyncio.run(at_gate.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:x"}]))
+    with pytest.raises(Refused, match="holds rows"):
+        apply(at_gate)
+
+
+def test_without_its_state_file_it_copies_again_and_can_be_rolled_back(cut_over: Project) -> None:
+    for file in cut_over.folder.glob("state.sqlite*"):
+        file.unlink()
+    asyncio.run(cut_over.tables.table("UsersV2").delete(target_key(FIRST)))
+    rollback(cut_over)
+    assert actual(cut_over) == expected(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS - 1
+
+
+# --- looking up and erasing --------------------------------------------------------------------------------
+
+
+def test_keys_are_looked_up_by_inversion_and_by_safe_id(complete: Commands) -> None:
+    named = [by_old(FIRST), ("--new", *target_key(FIRST)), by_id(complete, FIRST)]
+    answers = [complete("lookup", *words, *WHY, "--json").json["rows"] for words in named]
+    assert answers[0] == answers[1] == answers[2]
+    [answer] = answers[0]
+    assert answer["old"] == {"partition_key": "p0", "row_key": "user0000@example.com"}
+    assert answer["new"][0]["row_key"] == "U:user0000@example.com"
+
+
+@pytest.mark.parametrize(
+    "words", [("--old", "p0", "nobody"), ("--new", "DE_p0", "nobody"), ("--id", "0" * 12)]
+)
+def test_a_row_that_is_not_there_is_unknown(complete: Commands, words: tuple[str, ...]) -> None:
+    complete("lookup", *words, *WHY, code=1)
+    said = complete("erase", *words, "--with-targets", *WHY, "--json", code=1)
+    assert said.json["unknown"] == 1
+
+
+@pytest.mark.parametrize("by", [by_old, by_id], ids=["old key", "safe id"])
+def test_a_subject_is_erased_from_both_tables(complete: Commands, by: object) -> None:
+    words = by_old(FIRST) if by is by_old else by_id(complete, FIRST)
+    row_id = by_id(complete, FIRST)[1]
+    said = complete("erase", *words, "--with-targets", *WHY, "--json")
+    assert said.json["rows"] == [row_id]
+    project = complete.project
+    assert key_of(FIRST) not in {key_of(row) for row in project.rows("Users")}
+    assert target_key(FIRST) not in {key_of(row) for row in project.rows("UsersV2")}
+    assert len(project.rows("UsersV2")) == ROWS - 1
+    # What was erased is told as erased, and so is a row that was put back.
+    erased = complete("lookup", *by_old(FIRST), *WHY, code=1)
+    assert "was erased on" in erased.err
+    again = complete("erase", "--id", row_id, "--with-targets", *WHY, "--json")
+    assert [row["row_id"] for row in again.json["erased_before"]] == [row_id]
+    key = target_key(FIRST)
+    back = {"PartitionKey": key.partition, "RowKey": key.row, "Name": "back"}
+    asyncio.run(project.tables.table("UsersV2").insert(back))
+    returned = complete("lookup", *by_old(FIRST), *WHY, code=1)
+    assert "stands there again" in returned.err
+
+
+def test_an_erasure_must_take_the_target_rows(complete: Commands) -> None:
+    said = complete("erase", *by_old(FIRST), *WHY, code=3)
+    assert "--with-targets" in said.err
+    assert len(complete.project.rows("Users")) == ROWS
+
+
+def test_rows_of_one_table_alone_and_removed_rows_are_erased_too(complete: Commands) -> None:
+    project = complete.project
+    asyncio.run(project.tables.table("UsersV2").delete(target_key(FIRST)))
+    said = complete("erase", *by_old(FIRST), "--with-targets", *WHY, "--json")
+    assert said.json["source_rows"] == 1
+    assert len(project.rows("Users")) == ROWS - 1
+
+
+def test_a_removed_row_of_a_subject_is_erased(tmp_path: Path, commands_on: CommandsOn) -> None:
+    project = applied(tmp_path, INVERTED_SCRIPT, users())
+    asyncio.run(project.tables.table("Users").delete(key_of(FIRST)))
+    apply(project, Phase.CUTOVER, STOPPED)
+    apply(project, Phase.COMPLETE)
+    project.clock.advance(60)
+    assert mapping_rows(project) == [".t", ".x"]
+    said = commands_on(project)("erase", *by_old(FIRST), "--with-targets", *WHY, "--json")
+    assert said.json["removed_rows"] == 1
+    assert ".x" not in mapping_rows(project)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("in_target", [True, False], ids=["in both tables", "in the source"])
+def test_an_erasure_that_was_killed_is_finished_by_the_next(
+    complete: Commands, at: int, in_target: bool
+) -> None:
+    project, effects = complete.project, 0
+    if not in_target:
+        asyncio.run(project.tables.table("UsersV2").delete(target_key(FIRST)))
+    [row_id] = by_id(complete, FIRST)[1:] if in_target else [safe_id(project)]
+
+    async def kill(call: Call) -> None:
+        nonlocal effects
+        # What is written once the erasure is recorded.
+        effects += call.writes and (begun(project) if call.table != CONTROL_TABLE else False)
+        if effects >= at:
+            raise Killed
+
+    project.tables.gate = project.restricted.gate = kill
+    with suppress(Killed):
+        complete("erase", *by_old(FIRST), "--with-targets", *WHY)
+    project.tables.gate = project.restricted.gate = instant_gate
+    project.clock.advance(120)
+    complete("erase", *by_old(users(2)[1]), "--with-targets", *WHY)
+    assert len(project.rows("Users")) == ROWS - 2
+    assert len(project.rows("UsersV2")) == ROWS - 2
+    with State.open(project.config.state, read_only=True) as state:
+        recorded = erasures(state.audit_events(SCRIPT))
+    assert row_id in recorded.rows
+    assert not recorded.open
+
+
+def begun(project: Project) -> bool:
+    with State.open(project.config.state, read_only=True) as state:
+        return any(event.event == ERASURE_BEGUN for event in state.audit_events(SCRIPT))
+
+
+def safe_id(project: Project) -> str:
+    return asyncio.run(project.mapping(SCRIPT)).rows.ids.short("Users", key_of(FIRST))
+
+
+@pytest.mark.parametrize("table", ["Users", "UsersV2"])
+def test_an_import_leaves_out_an_erased_subject(complete: Commands, table: str) -> None:
+    """Tombstones are all that the mapping holds; the audit log is not needed."""
+    folder = str(complete.project.folder / "export")
+    complete("export", table, folder)
+    complete("erase", *by_old(FIRST), "--with-targets", *WHY)
+    complete.project.config.state.unlink()
+    assert complete("import", folder, table, "--json").json["erased"] == 1
+    assert len(complete.project.rows(table)) == ROWS - 1
+
+
+def test_there_is_nothing_to_expire(complete: Commands) -> None:
+    complete.project.clock.advance(10 * 365 * 86_400)
+    said = complete("expire", "--confirm", SCRIPT)
+    assert "nothing to erase" in said.out
+    assert "kept until" not in complete("status", SCRIPT).out
