@@ -17,7 +17,7 @@ from rekey.backup.restore import Imported, Writer
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
 from rekey.model import EVERYTHING, TIMESTAMP, EntityKey, KeyRange, Row, content_of, key_of
-from rekey.project.privatefiles import write_private
+from rekey.project.privatefiles import write_whole
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, TableWrapper
 from rekey.tables.parallel import ParallelScan, Reader
 from rekey.verify.context import RowReads, partition_of
@@ -39,19 +39,21 @@ class Journal:
         self.covered: list[KeyRange] = []
         self.done = Imported()
         # Whether an earlier command has begun it.
-        self.is_continued = False
-        try:
-            write_private(path, _line({"began_at": began_at}))
-        except FileExistsError:
-            self.is_continued = True
-        first, *lines = path.read_bytes().splitlines() or [b""]
+        self.is_continued = path.exists()
+        if not self.is_continued:
+            # As a whole: a full disk leaves no journal that cannot be read.
+            write_whole(path, _line({"began_at": began_at}), durable=False)
+        text = path.read_bytes()
+        # A line that was cut off must not take the next one along.
+        self._opening = b"" if text.endswith(b"\n") else b"\n"
+        first, *lines = text.splitlines() or [b""]
         try:
             # The service's time before the first row was read.
             self.began_at = str(json.loads(first)["began_at"])
         except (ValueError, KeyError, TypeError):
             raise refusal("copy-journal-unreadable", path=path) from None
         for line in lines:
-            # A killed process may have been writing the last one.
+            # A killed process, or a full disk, may have cut one off.
             with suppress(ValueError, KeyError, TypeError):
                 self._take(json.loads(line))
 
@@ -64,7 +66,8 @@ class Journal:
     def keep(self, within: KeyRange, done: Imported) -> None:
         """Record that the rows of a range are written, and what became of them."""
         with self._path.open("ab") as file:
-            file.write(_line({"range": [within.after, within.upto], "done": done.as_json()}))
+            file.write(self._opening + _line({"range": [within.after, within.upto], "done": done.as_json()}))
+        self._opening = b""
         self.done.add(done)
 
     @property

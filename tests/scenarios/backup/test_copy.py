@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 from collections import Counter
 from contextlib import suppress
 from math import ceil
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rekey.backup import copying
 from rekey.cli import copy
 from rekey.errors import RowExists
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -360,6 +363,36 @@ def test_nothing_that_holds_keys_stays_when_it_has_ended(world: Project, rekey: 
     rekey(*COPY)
     left = {path.name for path in state_folder().iterdir()}
     assert left <= {"rekey.toml", "report.json", "report.json.lock"}
+
+
+def test_a_full_disk_leaves_no_journal_that_cannot_be_read(
+    world: Project, rekey: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = copying.write_whole
+
+    def full(path: Path, content: bytes, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copying, "write_whole", full)
+    rekey(*COPY, code=4)
+    monkeypatch.setattr(copying, "write_whole", write)
+    assert f"{ROWS:,} rows copied; every row of both sides is equal" in rekey(*COPY).out
+
+
+def test_a_line_of_the_journal_that_was_cut_off_costs_its_own_rows_alone(
+    accounts: Project, rekey: Commands
+) -> None:
+    filled(accounts, generic(6_000, partitions=3))
+    killed(accounts, rekey, 30, *COPY)
+    journal = state_folder() / "Users-Users@targets.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 1
+    journal.write_bytes(b"".join(lines)[:-7])
+    killed(accounts, rekey, 30, *COPY)
+    cut, *added = journal.read_bytes().splitlines()[len(lines) - 1 :]
+    assert added and not cut.endswith(b"}}")
+    assert json.loads(added[0])["range"]
+    assert "every row of both sides is equal" in rekey(*COPY).out
 
 
 def test_a_journal_that_was_changed_is_refused(world: Project, rekey: Commands) -> None:
