@@ -188,6 +188,8 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield from _control(CUTOVER, work)
     yield Requests(COMPLETE, "see that the targets are there", RequestKind.SCAN, tables)
     yield from _control(COMPLETE, work)
+    yield Requests(RETIRE, "backup: export the source", RequestKind.SCAN, work.source_pages + split)
+    yield Requests(RETIRE, "backup: compare the source with it", RequestKind.SCAN, work.source_pages)
     counted = work.source_pages + pages(work.tables[0][1])
     yield Requests(RETIRE, "count: read keys of source and main target", RequestKind.SCAN, counted)
     yield Requests(RETIRE, since, RequestKind.SCAN, work.filtered_pages)

@@ -53,6 +53,8 @@ def test_requests_are_counted_by_phase_and_purpose() -> None:
     assert found["reconcile", "look for rows written since: read the source"] == 2
     assert found["cutover", "comparison: read source and targets"] == 200
     assert found["cutover", "look for stray writers: read the source"] == 2
+    assert found["retire", "backup: export the source"] >= 100
+    assert found["retire", "backup: compare the source with it"] == 100
     assert found["retire", "drop the source"] == 1
 
 
