@@ -267,6 +267,36 @@ def test_a_table_is_not_filled_any_more_once_it_moves_on(
     assert of_region(project, "Orders", "FR") == [] or not stops
 
 
+def test_a_table_that_was_filled_and_moved_on_is_restored(project: Project, commands_on: CommandsOn) -> None:
+    rekey, folder = commands_on(project), project.folder
+    late = folder / "migrations" / f"{FR}.py"
+    text = late.read_text("utf-8")
+    late.unlink()
+    rekey("apply", DE, "--to", "complete", "--writers-stopped", "--yes", DE)
+    project.clock.advance(60)
+    project.script(ON.replace("WHERE", "None"), "0003_on.py")
+    rekey("apply", "0003_on", "--to", "complete", "--writers-stopped", "--yes", "0003_on")
+    with_key(folder)
+    rekey("evidence", "export", str(folder / "bundle"), "0003_on")
+    rekey("evidence", "verify", str(folder / "bundle"))
+    backup, held = str(folder / "backup"), list(map(content_of, project.rows("Orders")))
+    rekey("export", "Orders", backup)
+    rekey("retire", "0003_on", "--table", "Orders", "--backup", backup)
+    project.clock.advance(60)
+    rekey("restore", backup, "0003_on")
+    assert list(map(content_of, project.rows("Orders"))) == held
+    asyncio.run(project.tables.delete_table("Orders"))
+    project.clock.advance(60)
+    # A table of that name may be filled again: then the backup would be among rows of now.
+    late.write_text(text, "utf-8")
+    asyncio.run(project.tables.delete_table("OrdersFR"))
+    project.clock.advance(60)
+    asyncio.run(project.fill("OrdersFR", []))
+    rekey("apply", FR)
+    told = " ".join(rekey("restore", backup, "0003_on", code=3).err.split())
+    assert f"{FR} fills Orders since Orders was deleted" in told
+
+
 # --- under writes -------------------------------------------------------------------------------------------
 
 

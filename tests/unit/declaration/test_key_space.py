@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekey import Index, Migration, Target, keys, props, rows
+from rekey import Index, Migration, RowKind, Target, keys, props, rows
 from rekey.core.key_order import MOST_UNITS, first_above, first_after, last_below
 from rekey.core.key_space import KeySpace
 from rekey.declaration.key_space import key_space_of
@@ -281,6 +281,21 @@ def test_indexes_in_the_table_are_in_its_key_space() -> None:
     assert EntityKey("DE_mail", "M:a") in space
     assert EntityKey("DE_mail", "O:a") not in space
     assert EntityKey("DE_x", "O:1") not in space
+
+
+def test_what_a_kind_takes_tells_its_rows_from_those_of_others() -> None:
+    kinds = [
+        RowKind(
+            name,
+            when=rows.partition_key(prefix=f"{name}_"),
+            target=Target("All", partition_key=keys.keep(), row_key=keys.literal(name), shared=True),
+        )
+        for name in ("user", "role")
+    ]
+    space = Migration("Old", kinds=kinds, capture="delta", reverse=False).key_spaces["All"]
+    assert EntityKey("user_1", "user") in space
+    assert EntityKey("other_1", "user") not in space
+    assert len(space.ranges) == 2
 
 
 def test_only_a_shared_table_has_a_key_space() -> None:
