@@ -172,7 +172,8 @@ class _Comparing(ParallelScan[_PartReader]):
         share = max(2, reads.concurrency // max(1, reads.scans))
         self._within = replace(ctx, reads=replace(reads, scans=1, concurrency=share))
         super().__init__(self._reader(part) for part in work.parts if not part.done)
-        self.least = LEAST_ROWS if reads.prefetch else LEAST_AT_RATES
+        # Of the source: a reader reads as many rows of the targets.
+        self.least = (LEAST_ROWS if reads.prefetch else LEAST_AT_RATES) // 2
         self._due = Due(ctx.clock, CHECKPOINT_S)
         self._not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
         # What the ranges hold in which rows differ, and what was found there.
