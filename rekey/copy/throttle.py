@@ -83,6 +83,7 @@ class Throttle:
     def __post_init__(self) -> None:
         self.configured = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
         self._polled_at: int | None = None
+        self._paused_s = 0.0
         self._account = _Lane()
         self._kinds: defaultdict[RequestKind, _Lane] = defaultdict(_Lane)
         self._partitions: dict[Hashable, _Lane] = {}
@@ -148,9 +149,16 @@ class Throttle:
         now = self.clock.ticks()
         due = self._polled_at is None or now - self._polled_at >= _POLL_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
+            if self.rates.paused and self._polled_at is not None:
+                self._paused_s += (now - self._polled_at) / TICKS_PER_SECOND
             self._polled_at = now
             self.rates = self.steering(self.configured)
         return self.rates
+
+    def paused_s(self) -> float:
+        """Return for how many seconds the work has been paused so far."""
+        self.poll()
+        return self._paused_s
 
     async def open(self) -> None:
         """Wait while the operator has paused the work, unless it is to stop. Sent requests are finished."""

@@ -59,6 +59,8 @@ _POLL_S = 1.0
 RANGED_ROWS = 10_000_000
 # Fact: the service's time before the last repairing comparison read its first row.
 COMPARING_SINCE = "comparing_since"
+# Fact: the seconds of work in the stored digests. Neither a pause is work, nor the time until it was resumed.
+WORKED_S = "comparing_worked_s"
 
 
 def context(
@@ -178,7 +180,8 @@ async def verify_full(
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         ctx = context(run, control, advance, propagate_first=propagate_first, since=since, keys=keys)
         ctx = _marked(run, ctx) if repair else ctx
-        store = partial(keep, run, basis)
+        worked_s = _stopwatch(run, 0.0 if work is None else _worked_s(run, work))
+        store = partial(keep, run, basis, worked_s)
         if work is None and not propagate_first and _is_read_by_ranges(run):
             work = Ranges.fresh(len(run.targets))
         comparing: Coroutine[Any, Any, FullReport]
@@ -193,6 +196,7 @@ async def verify_full(
         except TooMany:
             run.state.keep_digests(run.script_id, None)
             raise
+    report = replace(report, took_s=round(worked_s(), 3))
     record(run, report)
     _record_facts(run, change_id, since, followed=followed)
     if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
@@ -230,6 +234,7 @@ def _record_facts(run: Run, change_id: str, since: str | None, *, followed: bool
     # Of a version before 0.2, about an earlier rollback; left, it would keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
     run.state.keep_digests(run.script_id, None)
+    run.state.set_fact(run.script_id, WORKED_S, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
 
@@ -313,17 +318,37 @@ def _resumable_s(run: Run, work: Partial | Ranges) -> float:
     last = run.state.latest_verification(run.script_id)
     plan = run.state.get_fact(run.script_id, PLAN_FACT)
     expected_s = planned_s(plan) if last is None else took_s(last)
-    readings = ((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
-    return run.config.gates.max_age_s(max(expected_s, seconds_read(readings)))
+    return run.config.gates.max_age_s(max(expected_s, _worked_s(run, work)))
+
+
+def _worked_s(run: Run, work: Partial | Ranges) -> float:
+    """Return for how many seconds stored digests were worked on."""
+    if (stored := run.state.get_fact(run.script_id, WORKED_S)) is not None:
+        return float(stored)
+    # Stored by an earlier version.
+    return seconds_read((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
+
+
+def _stopwatch(run: Run, before_s: float) -> Callable[[], float]:
+    """Return a function that tells for how many seconds a comparison has worked, pauses left out.
+    `before_s`: up to now."""
+    throttle = run.copier.throttle
+    began, paused_s = run.clock.monotonic(), throttle.paused_s()
+
+    def worked_s() -> float:
+        return before_s + max(0.0, run.clock.monotonic() - began - (throttle.paused_s() - paused_s))
+
+    return worked_s
 
 
 def _rows_read(work: Partial | Ranges) -> int:
     return sum(read.rows for read in work.reads.values())
 
 
-def keep(run: Run, basis: str, work: Partial | Ranges) -> None:
+def keep(run: Run, basis: str, worked_s: Callable[[], float], work: Partial | Ranges) -> None:
     """Store digests durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
+    run.state.set_fact(run.script_id, WORKED_S, f"{worked_s():.3f}")
     run.state.keep_digests(run.script_id, StoredDigests(basis, work.begun_at, work.as_state()))
     run.checkpointed()
 

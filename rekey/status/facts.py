@@ -386,6 +386,9 @@ def verification_problem(
 
 def took_s(last: Verification) -> float:
     """Return the seconds a full verification worked; 0.0 for a record that does not say."""
+    if worked_s := last.report.get("took_s"):
+        return float(worked_s)
+    # Of an earlier version, with its pauses.
     readings = [(read["sitting"], read["begun_at"], read["ended_at"]) for read in last.report.get("read", ())]
     if not readings:
         return 0.0

@@ -237,6 +237,8 @@ class FullReport(ReportBase):
     tables: tuple[TableComparison, ...]
     # More than one sitting: it was cut off and resumed.
     read: tuple[TableRead, ...] = ()
+    # Seconds of work of all sittings, without pauses, in a migration.
+    took_s: float = field(default=0.0, metadata=json_field(omit_default=True))
     differences: Findings = field(metadata=json_field(flat=True))
     # Rows changed between two readings of a repairing comparison: counts and digests are those of the first.
     changed_between: bool = field(default=False, metadata=json_field(omit_default=True))

@@ -84,9 +84,9 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
 async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport]:
     """Compare, then make passes until the next would find little; store the estimate of the write downtime.
     `passes`: False when others make passes meanwhile."""
-    since, began = _watermark(run), run.clock.monotonic()
+    since, began, paused_s = _watermark(run), run.clock.monotonic(), run.copier.throttle.paused_s()
     counters, report = await compare(run)
-    took_s = run.clock.monotonic() - began
+    took_s = run.clock.monotonic() - began - (run.copier.throttle.paused_s() - paused_s)
     repaired = _changed(counters)
     # Passes and a sweep before it would be made under freeze as well.
     read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s

@@ -3,6 +3,7 @@ and again reads little twice."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import closing
@@ -16,8 +17,10 @@ from rekey.errors import GateClosed, Interrupted
 from rekey.model import EVERYTHING, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
-from rekey.runner import commands, verification
+from rekey.runner import commands, steering, verification
 from rekey.runner.run import StopFlag
+from rekey.state.models import Verification
+from rekey.status.facts import took_s
 from rekey.tables.base import Page
 from rekey.verify.bucket_digests import SOURCE, Part, Partial
 from rekey.verify.first_pass import add_digests
@@ -30,6 +33,9 @@ from tests.worlds.small import USERS, Killed, World, user
 from tests.worlds.verification import context, filled
 
 ROWS, HOUR = 450, 3600
+NOBODYS: Row = {"PartitionKey": "a", "RowKey": "of no source row"}
+# The number of a page when all rows were read once.
+AMONG_REREAD = 2 * ROWS + 100
 ANN, BOB = user("ann@example.com"), user("bob@example.com")
 TABLES = ("Users", "UsersV2")
 
@@ -147,6 +153,59 @@ def test_what_was_read_before_a_break_makes_the_verification_as_old(company: Com
         assert not company.verify().findings
         company.apply(Phase.CUTOVER)
         assert company.phase is ControlPhase.CUTOVER
+
+
+@pytest.mark.usefixtures("rows_read")
+def test_what_a_verification_took_is_without_pauses(company: Company) -> None:
+    """Two: while all rows are read, and while those of differing buckets are read again."""
+    state, clock = company.project.config.state, company.project.clock
+    resumed: list[asyncio.Task[None]] = []
+
+    async def resume() -> None:
+        await clock.sleep(HOUR)
+        steering.say(state, steering.Steering())
+
+    def pause_now(_seconds: float, pages: int) -> None:
+        if pages in (ROWS, AMONG_REREAD):
+            steering.say(state, steering.Steering(paused=True))
+            resumed.append(asyncio.ensure_future(resume()))
+
+    with company:
+        company.do(company.project.tables.table("UsersV2").insert(NOBODYS))
+        slowly(company, 0.1, pause_now)
+        assert company.verify().findings
+        assert len(resumed) == 2
+        last = last_of(company)
+    assert ticks_of(last.finished_at) - ticks_of(last.started_at) > 2 * HOUR * TICKS_PER_SECOND
+    assert 40 < took_s(last) < HOUR / 4
+
+
+@pytest.mark.usefixtures("rows_read")
+def test_what_a_verification_took_is_without_the_time_in_which_it_was_killed(company: Company) -> None:
+    """All rows were read when it was killed, so that its next sitting reads none for the first time."""
+
+    def kill(_seconds: float, pages: int) -> None:
+        if pages == AMONG_REREAD:
+            raise Killed
+
+    with company:
+        company.do(company.project.tables.table("UsersV2").insert(NOBODYS))
+        slowly(company, 0.1, kill)
+        with pytest.raises(Killed):
+            company.verify()
+        company.project.tables.gate = instant_gate
+        company.project.clock.advance(HOUR)
+        assert company.verify().findings
+        last = last_of(company)
+    assert ticks_of(last.finished_at) - ticks_of(last.started_at) > HOUR * TICKS_PER_SECOND
+    assert 40 < took_s(last) < HOUR / 4
+
+
+def last_of(company: Company) -> Verification:
+    with company.session() as session:
+        last = session.state.latest_verification(company.script_id)
+    assert last is not None
+    return last
 
 
 def pause(company: Company, hours: int) -> None:

@@ -110,7 +110,9 @@ def test_split_parts_have_the_same_digests(project: Project, monkeypatch: pytest
     assert len(alone.read) == 2
     small_pages(monkeypatch, 5)
     seen: list[int] = []
-    monkeypatch.setattr(verification, "keep", lambda _run, _under, sums: seen.append(len(sums.parts)))
+    monkeypatch.setattr(
+        verification, "keep", lambda _run, _under, _worked_s, sums: seen.append(len(sums.parts))
+    )
     assert digests(verify(project)) == digests(alone)
     assert seen[-1] > 3, "the tables are read in more than one part each"
 

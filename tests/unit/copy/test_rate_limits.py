@@ -87,9 +87,12 @@ async def test_while_paused_nothing_is_let_through_until_it_is_resumed() -> None
         looked += 1
         return Rates(given.account, given.partition, paused=looked < 10)
 
-    begin = clock.ticks()
-    await Throttle(None, clock, steering=steering).take(1)
-    assert (clock.ticks() - begin) / TICKS_PER_SECOND == pytest.approx(4.5, abs=0.6)
+    begin, throttle = clock.ticks(), Throttle(None, clock, steering=steering)
+    await throttle.take(1)
+    waited_s = (clock.ticks() - begin) / TICKS_PER_SECOND
+    assert waited_s == pytest.approx(4.5, abs=0.6)
+    clock.advance(60)
+    assert throttle.paused_s() == pytest.approx(waited_s), "what follows is no pause"
 
 
 async def test_a_stop_request_ends_a_pause() -> None:
