@@ -226,6 +226,23 @@ def test_targets_that_held_rows_before_are_not_taken_for_copies(project: Project
     assert [content_of(row) for row in project.rows("UsersV2")] == [row]
 
 
+def test_rows_that_somebody_wrote_before_prepare_ended_are_not_taken_for_copies(project: Project) -> None:
+    async def kill(call: Call) -> None:
+        if call.action == "create_table" and call.table == "UsersV2":
+            raise Killed
+
+    project.tables.gate = kill
+    with suppress(Killed):
+        apply(project)
+    project.tables.gate = instant_gate
+    assert control_phase(project) is ControlPhase.SOURCE
+    project.clock.advance(120)
+    asyncio.run(project.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:user0000@example.com"}]))
+    with pytest.raises(Refused, match="did not write"):
+        apply(project)
+    assert len(project.rows("UsersV2")) == 1
+
+
 def test_targets_may_be_kept_and_are_taken_up_again_or_dropped(at_gate: Project) -> None:
     rollback(at_gate, drop=False)
     asyncio.run(at_gate.tables.table("Users").delete(key_of(FIRST)))
