@@ -4,6 +4,7 @@ written again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rekey.core.concurrency import for_each
@@ -82,11 +83,10 @@ async def erased_of(
     """
     of = control.script_id, control.source, control.targets
     rows = MappingRows(*of, SafeIds(control.id_key))
-    try:
+    tombstones, keys = list[Row](), list[Row]()
+    with suppress(TableMissing):
         tombstones = await _tombstones(table, rows)
         keys = await data_key_rows(table, control.script_id)
-    except TableMissing:
-        return None
     if not tombstones and not recorded:
         return None
     if any(row[ROW_KEY] == ROOT for row in keys):

@@ -25,7 +25,7 @@ from tests.worlds.erasure import (
     tombstones,
 )
 from tests.worlds.evidence import prove
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, project_of
+from tests.worlds.projects import INVERTED_SCRIPT, POSTS_SCRIPT, USERS_SCRIPT, project_of
 
 
 def backup(rekey: Commands, table: str) -> str:
@@ -38,7 +38,7 @@ def source_of(rekey: Commands) -> str:
     return rekey.project.scripts[SCRIPT].migration.source
 
 
-@pytest.mark.parametrize("script", QUICK_SCRIPTS, ids=["sealed", "plain"])
+@pytest.mark.parametrize("script", [*QUICK_SCRIPTS, INVERTED_SCRIPT], ids=["sealed", "plain", "none"])
 @pytest.mark.parametrize("table", ["", "Back"], ids=["its own table", "another table"])
 def test_an_import_leaves_out_the_source_row_of_an_erased_subject(
     lives: Lives, script: str, table: str
@@ -46,7 +46,7 @@ def test_an_import_leaves_out_the_source_row_of_an_erased_subject(
     rekey = lives.completed(script)
     source = source_of(rekey)
     folder = backup(rekey, source)
-    rekey("erase", *by_old(subject(rekey)), *WHY)
+    rekey("erase", *by_old(subject(rekey)), "--with-targets", *WHY)
     left = contents(rekey.project, source)
     said = rekey("import", folder, table or source, "--json").json
     assert (said["erased"], said["differing"]) == (1, 0)
@@ -54,7 +54,9 @@ def test_an_import_leaves_out_the_source_row_of_an_erased_subject(
     assert "erased      1, not written" in rekey("import", folder, table or source).out
 
 
-@pytest.mark.parametrize("script", [POSTS_SCRIPT, USERS_SCRIPT], ids=["with an index", "without"])
+@pytest.mark.parametrize(
+    "script", [POSTS_SCRIPT, USERS_SCRIPT, INVERTED_SCRIPT], ids=["with an index", "without", "none"]
+)
 def test_an_import_leaves_out_the_target_rows_of_an_erased_subject(lives: Lives, script: str) -> None:
     rekey = lives.completed(script)
     tables = rekey.project.scripts[SCRIPT].migration.tables
