@@ -24,21 +24,25 @@ COMPLETED_AFTER = "completed_after"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return why the migration cannot be completed: it is not cut over, or clients still use the old view."""
+    """Return why the migration cannot be completed: it is not cut over, or clients of it or of another part
+    of its source still use the old view."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.CUTOVER)]
     reasons = await closed_by_tables(run, authority=run.targets[0])
     if run.is_delta or reasons:
         return reasons
+    if now.phase is ControlPhase.CUTOVER:
+        # What they write of this part would be over with the source.
+        reasons = await clients.closed_by_other_parts(run)
     seen = await clients.read_clients(run)
     old = [row for row in seen.live if row.view == "old"]
     if old and run.declared.migration.where is not None:
         # They go on writing the rows beside the part, which this migration does not end.
         values = {"source": run.source.name, "clients": clients.named(old, seen.now)}
         note(run.progress, "old-view-beside", {"script": run.script_id, **values})
-        return []
-    return [reason("old-view", clients=clients.named(old, seen.now))] if old else []
+        return reasons
+    return [*reasons, *([reason("old-view", clients=clients.named(old, seen.now))] if old else [])]
 
 
 async def run(run: Run) -> Counters:

@@ -388,6 +388,17 @@ def test_a_second_part_waits_until_the_first_is_complete(company: Company, secon
     second.apply()
 
 
+def test_clients_of_another_part_keep_complete_closed(company: Company, second: Company) -> None:
+    """They write rows of this part to the old table, which nobody reads from then on."""
+    company.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    client = second.client(View.OLD, "kiosk")
+    with pytest.raises(GateClosed) as closed:
+        company.apply(Phase.COMPLETE)
+    assert "kiosk (old view" in str(closed.value)
+    company.do(client.close())
+    company.apply(Phase.COMPLETE)
+
+
 def test_clients_of_another_part_keep_dual_writes_and_cutover_from_beginning(
     company: Company, second: Company, project: Project
 ) -> None:
