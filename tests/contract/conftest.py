@@ -1,5 +1,6 @@
-"""The same tests on both implementations of the table interface, in memory and on Azurite. Tests of values
-and keys run as well where addresses of rows are decoded twice: in memory, and behind a gateway on Azurite."""
+"""The same tests on all implementations of the table interface: in memory, in memory through a joint table,
+and on Azurite. Tests of values and keys run as well where addresses of rows are decoded twice: in memory, and
+behind a gateway on Azurite."""
 
 from __future__ import annotations
 
@@ -11,9 +12,16 @@ from rekey.tables.base import Table, TableService
 from tests.fakes.clock import FakeClock
 from tests.fakes.gateway import DecodingGateway
 from tests.fakes.given_account import open_account
+from tests.fakes.joint import JointTableService
 from tests.fakes.memory import MemoryTableService, Mood
 
-USUAL = (Mood.AZURITE, Mood.STORAGE, pytest.param(None, marks=pytest.mark.azurite, id="azurite"))
+JOINT = JointTableService
+USUAL = (
+    Mood.AZURITE,
+    Mood.STORAGE,
+    pytest.param(JOINT, id="joint"),
+    pytest.param(None, marks=pytest.mark.azurite, id="azurite"),
+)
 DECODING = (
     Mood.DECODES_TWICE,
     pytest.param(DecodingGateway, marks=pytest.mark.azurite, id="azurite-decodes-twice"),
@@ -36,6 +44,11 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[TableService]
     """The tables of one account."""
     if isinstance(request.param, Mood):
         yield MemoryTableService(clock=FakeClock(), mood=request.param)
+        return
+    if request.param is JOINT:
+        decodes = request.module.__name__.endswith("test_values")
+        mood = Mood.DECODES_TWICE if decodes else Mood.STORAGE
+        yield await JointTableService(clock=FakeClock(), mood=mood).fill()
         return
     if request.param is DecodingGateway:
         async with (

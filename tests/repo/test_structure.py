@@ -37,6 +37,7 @@ PURE = {
     "backup.parts",
     "copy.aimd",
     "core.key_order",
+    "core.joint",
     "core.key_space",
     "declaration.inverse",
     "declaration.key_space",
