@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rekey.core.concurrency import for_each
+from rekey.core.joint import joint_key, joint_name, prefix_of
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import TableMissing
@@ -40,7 +42,18 @@ class ErasedRows:
             return rows.forward_key(key) in self.buried or rows.ids.short(name, key) in self.recorded
         if MAIN_ROW_KEY in row and rows.reverse_key(pointer_of(row)) in self.buried:
             return True
+        if self._joint is not None:
+            place = self._joint.reverse_key(joint_key(prefix_of(name), key))
+            if place in self.buried:
+                return True
         return rows.reverse_key(key, rows.tables.index(name)) in self.buried
+
+    @cached_property
+    def _joint(self) -> MappingRows | None:
+        """The mapping rows of a migration whose kinds have these tables of their own. The control row does not
+        say whether it is one."""
+        tables = self.rows.tables
+        return replace(self.rows, tables=(joint_name(tables),)) if len(tables) > 1 else None
 
 
 class Unerased:

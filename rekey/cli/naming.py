@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from rekey.cli.shell import file_option
+from rekey.core.joint import place_of
 from rekey.errors import reason_of
 from rekey.mapping.lookup import Query
 from rekey.model import EntityKey
@@ -123,13 +124,14 @@ def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, 
 
 def shown_rows(keys: Keys) -> tuple[str, list[dict[str, str]]]:
     """Return the rows that a report names with their keys: as text, and as JSON."""
+    places = {row_id: place_of(*place) for row_id, place in keys.items()}
     text = "".join(
         f"\nrow {row_id} of {table}\n  PartitionKey  {key.partition!r}\n  RowKey        {key.row!r}"
-        for row_id, (table, key) in keys.items()
+        for row_id, (table, key) in places.items()
     )
     rows = [
         {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
-        for row_id, (table, key) in keys.items()
+        for row_id, (table, key) in places.items()
     ]
     return text, rows
 

@@ -1,4 +1,4 @@
-"""Joint tables: several tables that a migration fills as if they were one (ADR 0058). The name of a joint
+"""Joint tables: several tables that a migration fills as if they were one (ADR 0063). The name of a joint
 table is made of theirs, and its PartitionKeys begin with the name of the table that holds the row. Pure."""
 
 from __future__ import annotations

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 from rekey import errors
+from rekey.core.joint import spoken
+from rekey.core.limits import TABLE_NAME, TARGET_ACCOUNT_SUFFIX
 
+_NAME = rf"{TABLE_NAME.pattern}(?:{TARGET_ACCOUNT_SUFFIX})?"
+_JOINT = re.compile(rf"{_NAME}(?:\+{_NAME})+")
 # The texts of each code, by the name of the part.
 Catalogue: TypeAlias = Mapping[str, Mapping[str, str]]
 
@@ -36,7 +42,16 @@ def filled(texts: Mapping[str, str], values: Mapping[str, object], *parts: str) 
         values: by the names in braces; a value named like a part replaces that whole text.
         parts: the parts to return, in this order.
     """
+    values = {name: _for_people(value) for name, value in values.items()}
     return [str(values[part]) if part in values else texts.get(part, "").format_map(values) for part in parts]
+
+
+def _for_people(value: object) -> object:
+    """Return a value of a text with the name of a joint table as people read it."""
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(name, str) or not _JOINT.fullmatch(name):
+        return value
+    return spoken(name) if isinstance(value, str) else SimpleNamespace(name=spoken(name))
 
 
 class Errors(Protocol):

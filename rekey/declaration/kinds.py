@@ -1,5 +1,5 @@
 """Kinds of rows: one table whose rows are told apart by conditions, each kind with keys, properties and
-indexes of its own. All kinds fill one main table; each of its rows proves by itself which kind it is."""
+indexes of its own. Each row of the new tables proves its kind: by its table, its keys or constants."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
 from rekey.core.edm import canonical, canonical_text
+from rekey.core.joint import joint_name
+from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude
 from rekey.declaration.keys.base import (
     Concat,
@@ -49,7 +51,7 @@ class RowKind:
         name: its name in plans and errors: 1 to 60 letters, digits, _ and -.
         when: the rows that are of this kind (`rekey.declaration.rows`); a row that meets the conditions of
             several kinds is of the first.
-        target: the new table, which is the same for all kinds, with this kind's keys and properties.
+        target: the new table, the same for all kinds or this kind's own, with its keys and properties.
         indexes: further tables filled from rows of this kind.
     """
 
@@ -184,7 +186,8 @@ class ByKind(Expression, op="by_kind"):
 
 @dataclass(frozen=True)
 class KindsTarget(Target):
-    """The main table of several kinds: keys by kind; properties are those of each kind's own target."""
+    """The main table of several kinds: keys by kind; properties are those of each kind's own target. It is
+    joint where kinds have tables of their own (`rekey.core.joint`)."""
 
     kinds: tuple[RowKind, ...] = field(default=(), kw_only=True, metadata=exclude)
 
@@ -200,17 +203,16 @@ def target_of(kinds: tuple[RowKind, ...]) -> Target:
         cure = "give each kind a name of its own"
         refuse_if(kind.name.lower() in seen, "kinds", f"two kinds are called {kind.name}", cure=cure)
         seen[kind.name.lower()] = kind
-        other = kind.target.table != first.table
-        problem = f"{kind.target.table} is not {first.table}, the table of {kinds[0].name}"
-        cure = f"write {first.table}: all kinds of rows fill one table"
-        refuse_if(other, f"{kind.where}.target.table", problem, cure=cure)
         cure = f"write shared={first.shared} here too, or in none of them"
         differs = kind.target.shared != first.shared
         refuse_if(differs, f"{kind.where}.target.shared", f"{kinds[0].name} says otherwise", cure=cure)
         for earlier in kinds[:number]:
             _check_pair(kind, earlier)
+    tables = tuple(dict.fromkeys(kind.target.table for kind in kinds))
+    if len(tables) > 1:
+        _check_tables(kinds)
     return KindsTarget(
-        first.table,
+        joint_name(tables),
         partition_key=_key_of_all(kinds, PARTITION_KEY),
         row_key=_key_of_all(kinds, ROW_KEY),
         shared=first.shared,
@@ -224,6 +226,26 @@ def _key_of_all(kinds: tuple[RowKind, ...], key: str) -> Expression:
     return expressions.pop() if len(expressions) == 1 else ByKind(kinds, key)
 
 
+def _check_tables(kinds: Sequence[RowKind]) -> None:
+    """Check kinds with tables of their own."""
+    spelled: dict[str, str] = {}
+    first = kinds[0].target
+    for kind in kinds:
+        where, table = f"{kind.where}.target.table", kind.target.table
+        before = spelled.setdefault(table.lower(), table)
+        problem = f"{table} is the same table as {before}"
+        refuse_if(before != table, where, problem, cure=f"spell it {before}, or give it another name")
+        other = is_in_target_account(table) != is_in_target_account(first.table)
+        problem = f"{table} is in another account than {first.table}"
+        refuse_if(other, where, problem, cure="let all tables be in one account, with @targets or without")
+        problem = "a shared table beside tables of other kinds"
+        cure = "leave shared= out, or let all kinds fill one table"
+        refuse_if(kind.target.shared, f"{kind.where}.target.shared", problem, cure=cure)
+        problem = "index tables of a kind whose rows are in a table of their own"
+        cure = "leave the indexes out, or let all kinds fill one table"
+        refuse_if(kind.indexes, f"{kind.where}.indexes", problem, cure=cure)
+
+
 def _check_pair(kind: RowKind, earlier: RowKind) -> None:
     problem = f"no row is of this kind: {earlier.name} takes them all"
     hidden = kind.is_hidden_by(earlier)
@@ -231,9 +253,10 @@ def _check_pair(kind: RowKind, earlier: RowKind) -> None:
     problem = f"a row of the new table cannot be told from one of {earlier.name}"
     cure = (
         "begin the PartitionKeys or RowKeys of both with text that differs, keys.literal(…) + …, or give both"
-        ' a constant that differs, props.set("Kind", …)'
+        ' a constant that differs, props.set("Kind", …), or each a table of its own'
     )
-    refuse_if(not kind.is_apart_from(earlier), f"{kind.where}.target", problem, cure=cure)
+    is_apart = kind.target.table != earlier.target.table or kind.is_apart_from(earlier)
+    refuse_if(not is_apart, f"{kind.where}.target", problem, cure=cure)
     timed, before = (each.target.property_mapping.from_timestamp for each in (kind, earlier))
     problem = f"it copies Timestamp to other properties than {earlier.name}"
     cure = "copy Timestamp to the same properties in all kinds, or in none"
@@ -257,7 +280,10 @@ def kind_numbers(kinds: Sequence[RowKind]) -> Callable[[Row], int | None]:
 
 def keys_are_apart(kinds: Sequence[RowKind]) -> bool:
     """Tell whether, provably, main rows of different kinds never have the same key."""
-    return all(later.never_has_key_of(earlier) for earlier, later in combinations(kinds, 2))
+    return all(
+        later.target.table != earlier.target.table or later.never_has_key_of(earlier)
+        for earlier, later in combinations(kinds, 2)
+    )
 
 
 def checked_kinds(kinds: Any) -> tuple[RowKind, ...]:

@@ -10,10 +10,11 @@ from typing import NamedTuple, TypeVar
 
 import orjson
 
+from rekey.core.joint import is_joint, own_key, own_row, prefix_of
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.kinds import NO_KIND, NO_KIND_CURE, RowKind, keys_are_apart, kind_numbers, targets_in
 from rekey.declaration.migration import Migration
-from rekey.declaration.row_makers import KindMapper, TargetRow
+from rekey.declaration.row_makers import KindMapper, OfKind, TargetRow
 from rekey.declaration.targets import Index, Target
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
@@ -192,8 +193,11 @@ class Mapper:
         """Return the mapper of a main target row's kind, which the row itself proves. Raises RowRefused."""
         if not self.migration.kinds:
             return self._mappers[0]
+        table, row = None, target_row
+        if is_joint(self.tables[0]):
+            (table, _), row = own_key(key_of(target_row)), own_row(target_row)
         for kind, mapper in zip(self.migration.kinds, self._mappers, strict=True):
-            if kind.may_have_made(target_row):
+            if table in (None, kind.target.table) and kind.may_have_made(row):
                 return mapper
         problem, cure = "the row of the new table is of no kind", "give it the keys and constants of a kind"
         raise RowRefused("no-kind", "kinds", problem, cure=cure)
@@ -308,8 +312,10 @@ def _mappers(migration: Migration, secrets: Mapping[str, bytes]) -> Iterator[Kin
     """Yield the mapper of each kind, or that of all rows."""
     if not migration.kinds:
         indexes = list(enumerate(migration.indexes, start=1))
-        yield KindMapper("target", migration.target, indexes, secrets, inverse=migration.inverse)
+        yield KindMapper(OfKind("target", inverse=migration.inverse), migration.target, indexes, secrets)
     numbers = count(1)
+    joint = is_joint(migration.target.table)
     for kind in migration.kinds:
         indexes = [(next(numbers), index) for index in kind.indexes]
-        yield KindMapper(f"{kind.where}.target", kind.target, indexes, secrets, kind.when)
+        of_kind = OfKind(f"{kind.where}.target", kind.when, prefix_of(kind.target.table) if joint else "")
+        yield KindMapper(of_kind, kind.target, indexes, secrets)

@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rekey.core.joint import is_joint, names_in, spoken
 from rekey.core.key_space import KeySpace
 from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
@@ -79,7 +80,7 @@ class Migration:
         mapping: `sealed` (old keys are encrypted in the restricted store and the state file, under the key
             that `[sealing]` names), `plain`, or `none` (nothing is stored: the new keys alone say the old
             ones); the default is sealed if a key is `keys.opaque`, else plain.
-        kinds: kinds of rows (`RowKind`), each with its own target and indexes.
+        kinds: kinds of rows (`RowKind`), each with its own target and indexes; in one table or in several.
         otherwise: what becomes of a row that no kind takes: `refuse` (it is refused, `no-kind`), `leave` (it
             stays in the source: the same as `where` with the conditions of all kinds, which read keys alone)
             or `rows.drop(reason=…)` (it is not migrated, and goes when `retire` deletes the source).
@@ -195,8 +196,9 @@ class Migration:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables the migration fills, by number: the main target first, then the indexes as declared. An
-        index of secondary rows repeats the main target's table."""
+        """The tables the migration fills, by number: the main target first, which may be joint
+        (`rekey.core.joint`), then the indexes as declared. An index of secondary rows repeats the main
+        target's table."""
         return tuple(target.table for target in self.filled)
 
     @property
@@ -204,14 +206,14 @@ class Migration:
         """The tables' names for people, by number; kinds of rows in one table differ: `Races`, `Races
         AGE:`."""
         return tuple(
-            " ".join([name, *filter(None, self.beginnings.get(number, ()))])
+            " ".join([spoken(name), *filter(None, self.beginnings.get(number, ()))])
             for number, name in enumerate(self.tables)
         )
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the tables the migration fills, each once."""
-        return tuple(dict.fromkeys(self.tables))
+        """The names of the tables the migration fills, each once; those of a joint table one by one."""
+        return tuple(dict.fromkeys(name for table in self.tables for name in names_in(table)))
 
     @cached_property
     def _index_beginnings(self) -> Mapping[int, tuple[str, str]]:
@@ -367,9 +369,12 @@ class Migration:
 
     def _check_tables(self) -> None:
         seen = {self.source.lower(): "source"}
-        for number, target in enumerate(self.filled):
-            place, table = f"{target.where}.table", target.table
-            if isinstance(target, Index) and table in self.tables[:number]:
+        places = [(f"{filled.where}.table", filled.table) for filled in self.filled]
+        if is_joint(self.target.table):
+            kinds = {kind.target.table: kind.where for kind in reversed(self.kinds)}
+            places[:1] = [(f"{kinds[name]}.target.table", name) for name in names_in(self.target.table)]
+        for number, (place, table) in enumerate(places):
+            if table in [earlier for _, earlier in places[:number]]:
                 continue  # `_check_shared_tables` checks that the rows can be told apart
             earlier = seen.get(table.lower())
             cure = "give the new table a new name: keys cannot be changed in place"
@@ -479,7 +484,7 @@ class Declared:
     @property
     def fills(self) -> frozenset[str]:
         """The names of the target tables in lower case, because table names are case-insensitive."""
-        return frozenset(name.lower() for name in self.migration.tables)
+        return frozenset(name.lower() for name in self.migration.table_names)
 
     def builds_on(self, other: Declared) -> bool:
         """Tell whether the other script may fill rows of this one's source."""
@@ -491,7 +496,7 @@ class Declared:
 
     def collides_in(self, other: Declared) -> str:
         """Return the name of a table that both fill, perhaps under the same keys; "" if there is none."""
-        theirs = {name.lower(): other.migration.key_spaces.get(name) for name in other.migration.tables}
+        theirs = {name.lower(): other.migration.key_spaces.get(name) for name in other.migration.table_names}
         for name in self.migration.table_names:
             mine, space = self.migration.key_spaces.get(name), theirs.get(name.lower())
             is_apart = mine is not None and space is not None and mine.is_apart_from(space)

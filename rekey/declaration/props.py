@@ -321,7 +321,7 @@ def reference(
     return replace(
         compute(to, new_key[column], needed=tuple(sorted(needed))),
         on_missing="" if on_missing == "compute" else on_missing,
-        reference=Reference(name, via, referred, old_keys, new_key, column),
+        reference=Reference(name, via, referred, referred.targets[kind], old_keys, new_key, column),
     )
 
 

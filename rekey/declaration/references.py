@@ -21,7 +21,8 @@ class Referred:
 
     new_keys: NewKeys
     source: str
-    target: str
+    # The tables of its main rows, by the name of the kind; None: without kinds.
+    targets: Mapping[str | None, str]
     # The keys of its part of the source; None: it migrates the whole table.
     key_space: KeySpace | None
     group: str
@@ -35,6 +36,7 @@ class Reference:
         name: the property with the old RowKey.
         via: the script that migrates the row.
         to: what is known of that script's tables.
+        target: the table that it is migrated to.
         old_key: expressions of the row's old key; without PartitionKey, where that is not declared.
         new_key: expressions of its new key, as far as they follow from the old one.
         column: which of the new keys the reference is.
@@ -43,6 +45,7 @@ class Reference:
     name: str
     via: str
     to: Referred
+    target: str
     old_key: Mapping[str, Expression]
     new_key: Mapping[str, Expression]
     column: str

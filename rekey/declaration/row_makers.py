@@ -8,7 +8,16 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from rekey.core.edm import STRING, canonical_content, edm_type
-from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
+from rekey.core.joint import own_row
+from rekey.core.limits import (
+    MAX_KEY_UNITS,
+    SURELY_ADDRESSED,
+    SURELY_SMALL_FIELDS,
+    check_address,
+    check_key,
+    check_row,
+    utf16_units,
+)
 from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
@@ -35,35 +44,39 @@ class TargetRow(NamedTuple):
     row: Row
 
 
+class OfKind(NamedTuple):
+    """What a kind says of its main rows."""
+
+    # The target's name in errors.
+    where: str
+    # The source rows that are of the kind.
+    when: Condition = EVERY_ROW
+    # How their PartitionKeys begin in a joint table; "" if the table is not joint.
+    prefix: str = ""
+    # Inverts main keys; None where main rows hold the old keys.
+    inverse: KeyInverse | None = None
+
+
 class KindMapper:
     """Maps the rows of one kind to main and index rows, and its main rows back."""
 
     def __init__(
-        self,
-        where: str,
-        target: Target,
-        indexes: Sequence[tuple[int, Index]],
-        secrets: Mapping[str, bytes],
-        when: Condition = EVERY_ROW,
-        inverse: KeyInverse | None = None,
+        self, kind: OfKind, target: Target, indexes: Sequence[tuple[int, Index]], secrets: Mapping[str, bytes]
     ) -> None:
         """Compile the expressions.
 
         Args:
-            where: the target's name in errors.
+            kind: what is known of the kind.
             target: keys and properties of main rows.
             indexes: the kind's indexes with their table numbers.
             secrets: secret bytes by name.
-            when: the source rows that are of the kind.
-            inverse: inverts main keys; None where main rows hold the old keys.
 
         Raises:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
-        self._inverse = inverse
-        self._where, self._mapping, self._when = where, target.property_mapping, when
-        self._scope = Scope(f"{where}.properties", secrets)
-        self._main = RowMaker(target, where, secrets, inverts=inverse is not None)
+        (self._where, self._when, self._prefix, self._inverse), self._mapping = kind, target.property_mapping
+        self._scope = Scope(f"{kind.where}.properties", secrets)
+        self._main = RowMaker(target, kind.where, secrets, inverts=kind.inverse is not None)
         self._indexes = [(number, IndexMaker(index, secrets)) for number, index in indexes]
         self._declared = [index for _, index in indexes]
         # The properties of a main row that hold the old PartitionKey and RowKey, if any.
@@ -74,7 +87,10 @@ class KindMapper:
         for row in rows:
             if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
                 check_address(row, "source")
-        return self._main.make_page(rows)
+        mains = self._main.make_page(rows)
+        for main in mains if self._prefix else ():
+            main[PARTITION_KEY] = self._joint(main[PARTITION_KEY])
+        return mains
 
     def map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         """Return for each source row its main row, then its index rows. Raises RowRefused."""
@@ -104,7 +120,9 @@ class KindMapper:
 
     def keys(self, row: Row) -> list[tuple[int, EntityKey]]:
         """Return table number and key of every row that a source row maps to. Raises RowRefused."""
-        keys = [(0, key) for key in self._main.keys(row)]
+        keys = [
+            (0, EntityKey(self._joint(partition), row_key)) for partition, row_key in self._main.keys(row)
+        ]
         return keys + [(number, key) for number, index in self._indexes for key in index.keys(row)]
 
     def source_key(self, target_row: Row) -> EntityKey:
@@ -112,12 +130,14 @@ class KindMapper:
         if self._inverse is not None:
             return self._inverted(target_row)
         partition, row = self._old_key_holders
+        target_row = self._own(target_row)
         return EntityKey(
             self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
         )
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
         """Return the source row that maps to a main row (`Mapper.reverse`)."""
+        target_row = self._own(target_row)
         return self._mapping.undo(target_row, old_key, source_row, self._main.fill, self._scope)
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
@@ -198,6 +218,17 @@ class KindMapper:
                     return source_key
         problem = "no old key maps to the row's key"
         raise RowRefused("no-old-key", self._where, problem, cure=_NO_IMAGE_CURE)
+
+    def _joint(self, partition: str) -> str:
+        """Return the PartitionKey in the main target, which may be joint, of a row of the kind's table."""
+        if self._prefix and utf16_units(partition) > MAX_KEY_UNITS - len(self._prefix):
+            problem = f"the key is longer than {MAX_KEY_UNITS - len(self._prefix)} UTF-16 units"
+            cure = "shorten it: beside other tables, the table's name and the key count together"
+            raise RowRefused("key-too-long", f"{self._where}.partition_key", problem, cure=cure)
+        return self._prefix + partition
+
+    def _own(self, target_row: Row) -> Row:
+        return own_row(target_row) if self._prefix else target_row
 
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)

@@ -268,9 +268,11 @@ def _referred(folder: Path, script_id: str) -> Referred:
         raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
     target = migration.target
     new_keys: NewKeys = {None: {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}}
+    targets: dict[str | None, str] = {None: target.table}
     if migration.kinds:
         new_keys = {kind.name: kind.keys for kind in migration.kinds}
-    return Referred(new_keys, migration.source, target.table, migration.key_space, migration.group)
+        targets = {kind.name: kind.target.table for kind in migration.kinds}
+    return Referred(new_keys, migration.source, targets, migration.key_space, migration.group)
 
 
 def _typed(path: Path) -> str:

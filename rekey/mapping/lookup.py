@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.core.joint import is_joint, joint_key, names_in, place_of, prefix_of
 from rekey.core.plain import json_field
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.targets import MAIN_PARTITION_KEY
@@ -125,9 +126,7 @@ class Lookup:
             at = store.rows.forward_key(query.old)
             row = await store.table.get(at)
         else:
-            key = query.new or EntityKey("", "")
-            at = store.rows.reverse_key(key)
-            row = await store.table.get(at) or await self._by_index(key)
+            at, row = await self._by_new(query.new or EntityKey("", ""))
         return Matches(query, (at.row,), ()) if row is None else Matches(query, (row[ROW_KEY],), (row,))
 
     async def open(self, matches: Matches) -> list[FoundKeys | ErasedRow]:
@@ -146,6 +145,16 @@ class Lookup:
                 row_id = str(row[ROW_KEY])[:SHORT_CHARACTERS]
                 answers[row_id] = ErasedRow(row_id, erased.on)
         return list(answers.values())
+
+    async def _by_new(self, key: EntityKey) -> tuple[EntityKey, Row | None]:
+        """Return the reverse row of a key in a new table, and the key of that row."""
+        store, main = self._store, self._store.rows.tables[0]
+        keys = [joint_key(prefix_of(name), key) for name in names_in(main)] if is_joint(main) else [key]
+        at = [store.rows.reverse_key(each) for each in keys]
+        for each in at:
+            if (row := await store.table.get(each)) is not None:
+                return each, row
+        return at[0], await self._by_index(key)
 
     async def _by_index(self, key: EntityKey) -> Row | None:
         """Return the reverse row of the main row that an index row under `key` points to, if any."""
@@ -168,7 +177,7 @@ class Lookup:
         row_id = rows.ids.short(rows.source, source_key)
         if on := self._erased.get(row_id, self._whole):
             return ErasedRow(row_id, on, returned=True)
-        new = tuple((rows.tables[target.table], target.key) for target in sorted(forward.targets))
+        new = tuple(place_of(rows.tables[target.table], target.key) for target in sorted(forward.targets))
         return FoundKeys(row_id, source_key, new)
 
 

@@ -54,7 +54,8 @@ from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import RowSample, Survey
 from rekey.project.config import RowCheck
 from rekey.tables.base import Table, TableService
-from rekey.tables.part import part_of
+from rekey.tables.joint import apart, opened
+from rekey.tables.part import part_of, parts_of
 from rekey.tables.similar import similar_tables
 
 # From the freeze on the application may write rows to the targets that the mapping does not know.
@@ -91,7 +92,7 @@ async def make_plan(
     for group in [subjects] if one_reading else [[subject] for subject in subjects]:
         planned += await _plan(group, tables, options, makers, progress)
         for subject in group:
-            script_id, created = subject.declared.script_id, subject.declared.migration.tables
+            script_id, created = subject.declared.script_id, subject.declared.migration.table_names
             makers |= dict.fromkeys(map(str.lower, created), script_id)
     made_at = format_ticks((clock or SystemClock()).ticks())
     ids_hold = all(subject.ids_hold for subject in subjects)
@@ -104,7 +105,7 @@ def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock
     for subject in subjects:
         migration = subject.declared.migration
         facts = facts_of_declaration(migration)
-        states = tuple(TableState(name, False, False) for name in dict.fromkeys(migration.tables))
+        states = tuple(TableState(name, False, False) for name in migration.table_names)
         plan = _without_rows(subject, options, None, states, ())
         planned.append(replace(plan, advice=advise(facts), queries=rated(facts)))
     return Plan(format_ticks(clock.ticks()), False, False, False, tuple(planned), offline=True)
@@ -207,15 +208,15 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
     for table, name in enumerate(migration.tables):
         if name in migration.tables[:table]:
             continue
-        exists = await tables.table_exists(name)
-        opened = part_of(tables.table(name), migration.key_spaces.get(name))
         is_written = subject.started is not None and subject.started.phase in _WRITTEN
-        first = await _first_row(opened) if exists and not is_written else None
-        foreign = first is not None and subject.started is None
-        if first is not None and subject.owns_row is not None:
-            number = table if subject.mapper is None else subject.mapper.number_of(table, first)
-            foreign = not await subject.owns_row(number, first)
-        states.append(TableState(name, exists, holds_rows=foreign))
+        for each in apart(opened(name, parts_of(migration.key_spaces, tables.table))):
+            exists = await tables.table_exists(each.name)
+            first = await _first_row(each) if exists and not is_written else None
+            foreign = first is not None and subject.started is None
+            if first is not None and subject.owns_row is not None:
+                number = table if subject.mapper is None else subject.mapper.number_of(table, first)
+                foreign = not await subject.owns_row(number, first)
+            states.append(TableState(each.name, exists, holds_rows=foreign))
     return tuple(states)
 
 

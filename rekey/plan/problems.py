@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rekey.core.joint import is_joint
 from rekey.core.limits import is_in_target_account
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
@@ -106,6 +107,8 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
     if migration.indexes and not migration.reverse:
         yield _problem("indexes-cannot-follow", tables=", ".join(index.table for index in migration.indexes))
     yield _problem("clients-first", source=migration.source, script=declared.script_id)
+    if is_joint(migration.target.table):
+        yield _problem("tables-apart", source=migration.source)
     if migration.where is not None and ROW_KEY in migration.where.inputs():
         yield _problem("part-of-partition", source=migration.source)
     copied = any(table.property_mapping.from_timestamp for _, table in migration.declared_tables)
@@ -118,6 +121,7 @@ def changes_nothing(migration: Migration) -> bool:
     targets = [target for target, _ in migration.rules]
     return (
         is_in_target_account(migration.target.table) == is_in_target_account(migration.source)
+        and not is_joint(migration.target.table)
         and not migration.indexes
         and all(
             (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))

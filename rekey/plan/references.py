@@ -75,7 +75,7 @@ async def lookups_of(migration: OpenMigration) -> tuple[Lookup, ...]:
                 operation,
                 reference,
                 kind,
-                to.target if in_target else to.source,
+                reference.target if in_target else to.source,
                 None if in_target else to.key_space,
                 key,
             )

@@ -11,9 +11,11 @@ from operator import add, mul
 from typing import Self, TypeVar
 
 from rekey.copy.scan import row_bytes, window_of
+from rekey.core.joint import is_joint, own_key
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
 from rekey.core.spill import OverBound
+from rekey.declaration.kinds import RowKind
 from rekey.declaration.mapper import Mapper, TableRows
 from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
@@ -29,6 +31,7 @@ from rekey.plan.portrait import Portrayer
 from rekey.plan.result import Example, KindRows, MappingResult, NewKey, NotMigrated, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
+from rekey.tables.joint import opened
 
 T = TypeVar("T")
 
@@ -185,7 +188,7 @@ class Survey:
         self.bytes = BilledBytes(subject, mapper)
         # Names of the properties that rows of the sample have.
         self.present: set[str] = set()
-        self._encoded_size = [tables.table(name).encoded_size for name in mapper.tables]
+        self._encoded_size = [opened(name, tables.table).encoded_size for name in mapper.tables]
         most_bytes = math.inf if options.most_disk is None else options.most_disk
         self._refusals, self._search = Refusals(), CollisionSearch(most_bytes=most_bytes)
 
@@ -288,11 +291,17 @@ class Survey:
 
     def kinds(self, weights: Weights) -> tuple[KindRows, ...]:
         """Return the rows of each kind, as far as those read stand for the table."""
-        rows = weights.merged(self.counts.kinds)
+        migration, rows = self.mapper.migration, weights.merged(self.counts.kinds)
+        joint = is_joint(migration.target.table)
+
+        def described(kind: RowKind) -> str:
+            where = f"{kind.target.table}: " if joint else ""
+            return where + kind.when.describe()
+
         read = sum(self.counts.kinds, Counter[str]())
         return tuple(
-            KindRows(kind.name, kind.when.describe(), round(rows.get(kind.name, 0)), read[kind.name])
-            for kind in self.mapper.migration.kinds
+            KindRows(kind.name, described(kind), round(rows.get(kind.name, 0)), read[kind.name])
+            for kind in migration.kinds
         )
 
     def not_migrated(self, weights: Weights) -> NotMigrated | None:
@@ -311,9 +320,12 @@ class Survey:
         shown, new_keys = self.options.show_keys, []
         for table, target in target_rows:
             key = key_of(target)
-            row_id = self.subject.ids.short(self.mapper.tables[table], key)
+            name, label = self.mapper.tables[table], self.mapper.labels[table]
+            row_id = self.subject.ids.short(name, key)
+            if is_joint(name):
+                label, key = own_key(key)
             units = utf16_units(key.partition), utf16_units(key.row)
-            new_keys.append(NewKey(self.mapper.labels[table], row_id, *units, key if shown else None))
+            new_keys.append(NewKey(label, row_id, *units, key if shown else None))
         return Example(self._row_id(key_of(row)), key_of(row) if shown else None, tuple(new_keys))
 
     @property

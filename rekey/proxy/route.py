@@ -107,7 +107,10 @@ def sides_of(declared: Iterable[Declared]) -> dict[str, frozenset[View]]:
     sides: dict[str, frozenset[View]] = {}
     for script in declared:
         migration = script.migration
-        for table, view in ((migration.source, View.OLD), *((table, View.NEW) for table in migration.tables)):
+        for table, view in (
+            (migration.source, View.OLD),
+            *((table, View.NEW) for table in migration.table_names),
+        ):
             sides[table.lower()] = sides.get(table.lower(), frozenset()) | {view}
     return sides
 
@@ -131,7 +134,7 @@ def cores_of(
         migration = prepared.declared.migration
         if migration.capture != "dual-write":
             continue
-        for table in dict.fromkeys((migration.source, *migration.tables)):
+        for table in dict.fromkeys((migration.source, *migration.table_names)):
             if table.lower() in map(str.lower, cores):
                 raise ConfigurationError(
                     f"two migrations name the table {table}",

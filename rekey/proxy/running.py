@@ -120,7 +120,7 @@ async def proxying(
     followed = [Prepared.of(config, script) for script in declared]
     options_of = partial(ClientOptions, name=limits.name, settings=times, tables_endpoint=account.endpoint)
     others = [
-        table for script in not_followed for table in (script.migration.source, *script.migration.tables)
+        table for script in not_followed for table in (script.migration.source, *script.migration.table_names)
     ]
     routes = Routes(
         cores_of(config, followed, options_of),

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from rekey.client.sdk.answers import error_answer
+from rekey.core.joint import place_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RekeyError, RowRefused, TableMissing
 from rekey.model import EntityKey, Row, key_of
@@ -69,10 +70,8 @@ def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, 
         keys = [(target_row.table, key_of(target_row.row)) for target_row in mapper.map(row)]
     if keys is None:
         return None
-    return [
-        {"table": mapper.tables[table], "partition_key": new.partition, "row_key": new.row}
-        for table, new in keys
-    ]
+    places = [place_of(mapper.tables[table], new) for table, new in keys]
+    return [{"table": table, "partition_key": new.partition, "row_key": new.row} for table, new in places]
 
 
 class Keys:

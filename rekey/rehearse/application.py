@@ -8,14 +8,15 @@ import base64
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from azure.data.tables import EdmType, EntityProperty, UpdateMode
+from azure.data.tables import EdmType, EntityProperty, TableClient, UpdateMode
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.client.sdk.errors import DualWriteRefused
 from rekey.core.edm import BINARY, BOOLEAN, DOUBLE, INT32, INT64, STRING, canonical_text, edm_type
+from rekey.core.joint import is_joint, own_row, place_of
 from rekey.declaration.keys.base import WHOLE_ROW
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.row_makers import TargetRow
@@ -61,7 +62,9 @@ class Application:
         self._mapper = witness.mapper
         self.source_name = witness.source_name
         self._source = witness.client(witness.source_name)
-        self._targets = [witness.client(name) for name in self._mapper.tables]
+        self._targets: Mapping[str, TableClient] = {
+            name: witness.client(name) for name in self._mapper.migration.table_names
+        }
         # Rows to be inserted later.
         self.kept_back: list[Row] = []
         self._lot = random.Random(f"application/{seed}")  # noqa: S311 - repeatable choices
@@ -162,12 +165,20 @@ class Application:
         return content_of(back)
 
     def _create_in_target(self, target_rows: Sequence[TargetRow]) -> None:
-        for table, row in target_rows:
-            self._targets[table].upsert_entity(to_entity(row), mode=UpdateMode.REPLACE)
+        for target_row in target_rows:
+            client, entity = self._in_target(target_row)
+            client.upsert_entity(entity, mode=UpdateMode.REPLACE)
 
     def _delete_in_target(self, target_rows: Sequence[TargetRow]) -> None:
-        for table, row in target_rows:
-            self._targets[table].delete_entity(row[PARTITION_KEY], row[ROW_KEY])
+        for target_row in target_rows:
+            client, entity = self._in_target(target_row)
+            client.delete_entity(entity[PARTITION_KEY], entity[ROW_KEY])
+
+    def _in_target(self, target_row: TargetRow) -> tuple[TableClient, dict[str, Any]]:
+        """Return the client of the table that holds a target row, and the row as an entity."""
+        name, row = self._mapper.tables[target_row.table], target_row.row
+        own, _ = place_of(name, key_of(row))
+        return self._targets[own], to_entity(own_row(row) if is_joint(name) else row)
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
         before, after = self._mapper.map(row), self._mapper.map(changed)
@@ -256,11 +267,12 @@ class LiveApplication(Application):
     cutover and in both views afterwards, and never stops. A write that a freeze delays is waited for."""
 
     def __init__(
-        self, witness: Witness, seed: int, old: DualWriteTableClient, new: DualWriteTableClient
+        self, witness: Witness, seed: int, old: DualWriteTableClient, new: Mapping[str, DualWriteTableClient]
     ) -> None:
+        """Create it. `new`: the clients of the new view, by their tables."""
         super().__init__(witness, seed)
         self.old = self._source = old
-        self._target = new
+        self._targets = new
         # Longest duration of a write since `begin_counting`; reported, never a condition.
         self.longest_seconds = 0.0
 
@@ -305,17 +317,20 @@ class LiveApplication(Application):
         return after[:1] == before[:1] and self._replace_in_source(row, changed)
 
     def _create_in_target(self, target_rows: Sequence[TargetRow]) -> None:
-        self._target.create_entity(to_entity(target_rows[0].row))
+        client, entity = self._in_target(target_rows[0])
+        client.create_entity(entity)
 
     def _delete_in_target(self, target_rows: Sequence[TargetRow]) -> None:
-        self._target.delete_entity(target_rows[0].row[PARTITION_KEY], target_rows[0].row[ROW_KEY])
+        super()._delete_in_target(target_rows[:1])
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
-        before, after = self._mapper.map(row)[0].row, self._mapper.map(changed)[0].row
+        before, after = self._mapper.map(row)[0], self._mapper.map(changed)[0]
         # The client refuses a change of the new key in the new view.
-        if key_of(before) != key_of(after) or not self._comes_back(row, changed, before, after):
+        is_moved = key_of(before.row) != key_of(after.row)
+        if is_moved or not self._comes_back(row, changed, before.row, after.row):
             return False
-        self._target.update_entity(to_entity(after), mode=UpdateMode.REPLACE)
+        client, entity = self._in_target(after)
+        client.update_entity(entity, mode=UpdateMode.REPLACE)
         return True
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from azure.core.exceptions import AzureError
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
+from rekey.core.joint import names_in
 from rekey.core.limits import is_in_target_account
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
@@ -127,17 +128,20 @@ def _on_stage(
     kill_after = max(1, round(stock.count * share))
     if migration.capture == "delta":
         return Life(project, witness, Application(witness, seed), narrator, writes, kill_after)
-    old, new = (stack.enter_context(closing(_client(project, azurite, view))) for view in ("old", "new"))
-    live = LiveApplication(witness, seed, old, new)
+    mains = names_in(migration.target.table)
+    old, *new = (
+        stack.enter_context(closing(_client(project, azurite, name))) for name in (migration.source, *mains)
+    )
+    live = LiveApplication(witness, seed, old, dict(zip(mains, new, strict=True)))
     return LifeUnderWrites(project, witness, live, narrator, writes, kill_after)
 
 
-def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:
-    """Return a client of the old or the new view; it registers with its first call."""
-    migration = project.declared.migration
+def _client(project: Project, azurite: Azurite, table: str) -> DualWriteTableClient:
+    """Return a client of a table; it registers with its first call."""
+    view = "old" if table == project.declared.migration.source else "new"
     return DualWriteTableClient(
         azurite.tables.endpoint,
-        migration.source if view == "old" else migration.target.table,
+        table,
         credential=key_of_account(azurite.tables),
         migration=project.declared,
         restricted_endpoint=azurite.restricted.endpoint,

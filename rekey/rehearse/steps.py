@@ -11,10 +11,11 @@ from typing import ClassVar
 
 from azure.data.tables import UpdateMode
 
+from rekey.core.joint import place_of
 from rekey.core.limits import own_name
 from rekey.core.texts import catalogue, filled
 from rekey.errors import ExitCode
-from rekey.model import content_of, key_of, property_names
+from rekey.model import PARTITION_KEY, content_of, key_of, property_names
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import Phase
 from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
@@ -112,7 +113,7 @@ class Life:
     def _plan(self) -> None:
         self._say("plan")
         self._run("plan", self._script_id, "--exact", why="plan")
-        untouched = not any(self.witness.exists(name) for name in self._migration.tables)
+        untouched = not any(self.witness.exists(name) for name in self._migration.table_names)
         self._prove("plan", untouched, targets=self._named_targets())
 
     def _kill(self) -> list[Segment]:
@@ -176,9 +177,12 @@ class Life:
         target_row = self.witness.mapper.map(source_row)[0].row
         mapped = [name for name in property_names(target_row) if name in source_row]
         altered = next(changed_by_one(content_of(target_row), mapped))
-        table = self._migration.target.table
-        self.witness.client(table).update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
-        row_id = self.witness.safe_ids().short(table, key_of(target_row))
+        table, key = self._migration.target.table, key_of(target_row)
+        own, own_key = place_of(table, key)
+        self.witness.client(own).update_entity(
+            to_entity({**altered, PARTITION_KEY: own_key.partition}), mode=UpdateMode.REPLACE
+        )
+        row_id = self.witness.safe_ids().short(table, key)
         verify = ("verify", self._script_id, "--mode", "full")
         result = self._run(*verify, expect=(ExitCode.FINDINGS,), why="plant")
         self._prove("plant", row_id in result.output, rows=len(self.application.must_hold), row_id=row_id)
@@ -219,7 +223,7 @@ class Life:
         self._say("retire-refused")
         source, targets = self._migration.source, self._named_targets()
         time.sleep(RETENTION_SECONDS)
-        wrong_name = ("retire", self._script_id, "--table", self._migration.target.table)
+        wrong_name = ("retire", self._script_id, "--table", self._migration.table_names[0])
         self._run(*wrong_name, expect=_NOT_THIS_TABLE, why="retire-refused")
         self._prove("retire-refused", self.witness.exists(source), source=source)
         self._run("evidence", "export", _BUNDLE, self._script_id)

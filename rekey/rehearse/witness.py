@@ -17,6 +17,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.core.edm import canonical_content
+from rekey.core.joint import is_joint, joint_row, names_in, prefix_of
 from rekey.core.limits import is_in_target_account, own_name
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
@@ -95,12 +96,15 @@ class Witness:
         return self.service(table).get_table_client(own_name(table))
 
     def rows(self, table: str) -> Iterator[Row]:
-        """Yield a table's wire rows in service order. SDK values would hide digits and the case of Guids."""
-        seen: list[Any] = []
-        rows = self.client(table).list_entities(results_per_page=1000, raw_response_hook=_keeping(seen))
-        for _ in rows.by_page():
-            while seen:
-                yield from seen.pop(0)["value"]
+        """Yield the wire rows of a table, which may be joint, in service order within each table. SDK values
+        would hide digits and the case of Guids."""
+        for name in names_in(table):
+            seen: list[Any] = []
+            prefix = prefix_of(name) if is_joint(table) else ""
+            rows = self.client(name).list_entities(results_per_page=1000, raw_response_hook=_keeping(seen))
+            for _ in rows.by_page():
+                while seen:
+                    yield from (joint_row(prefix, row) for row in seen.pop(0)["value"])
 
     def get(self, table: str, key: EntityKey) -> Row | None:
         try:

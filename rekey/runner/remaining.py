@@ -9,6 +9,7 @@ from typing import Any
 
 from rekey.copy.sweep import DigestParts
 from rekey.core.concurrency import for_each
+from rekey.core.joint import names_in
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, TableBeingDeleted, TableMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
@@ -19,6 +20,7 @@ from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
+from rekey.tables.joint import apart, existing
 from rekey.tables.kinds import whole
 from rekey.tables.part import PartOfTable
 
@@ -42,7 +44,15 @@ _PAUSE_S = 1.0
 async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> int | None:
     """Return how many rows a table holds, counted up to `most`; None: no such table. `without`: the mapper of
     a source whose dropped rows are left out."""
-    rows, every = 0, whole(table)
+    rows: int | None = None
+    for each in apart(whole(table)):
+        if (more := await _rows_up_to(each, most, without)) is not None:
+            rows = min((rows or 0) + more, most)
+    return rows
+
+
+async def _rows_up_to(every: Table, most: int, without: Mapper | None) -> int | None:
+    rows = 0
     # Of a part, and of a table of dropped rows, all pages may be read: they are of full size then.
     page_rows = most if without is None and not isinstance(every, PartOfTable) else MAX_PAGE_ROWS
     try:
@@ -65,11 +75,14 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     """Return the reasons against moving the authority to the target: a table does not exist, or the main
     target is empty. `authority`: the source, or the main target where that is the authority already."""
     source, target = run.source.name, run.targets[0].name
-    tables = {table.name: table for table in (authority, *run.targets)}
+    tables = {table.name: table for each in (authority, *run.targets) for table in apart(whole(each))}
     rows = {name: await rows_up_to(table, 1) for name, table in tables.items()}
     if gone := [name for name, number in rows.items() if number is None]:
         return [reason("table-missing", table=name) for name in gone]
-    if rows[target] or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY:
+    if (
+        any(rows[name] for name in names_in(target))
+        or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY
+    ):
         return []
     return [reason("target-empty", target=target, source=source)]
 
@@ -123,8 +136,8 @@ async def require_droppable(run: Run) -> None:
 
 async def rows_only_in_target(run: Run) -> list[EntityKey]:
     """Return the keys of the main target's rows that no source row maps to (of very many only some); rows of
-    writes in flight do not count. Raises TableMissing when source or main target is gone."""
-    target, digest_of = run.targets[0], run.ids.long
+    writes in flight do not count. Raises TableMissing when the source, or all of the main target, is gone."""
+    target, digest_of = await existing(run.tables, run.targets[0]) or run.targets[0], run.ids.long
     # The mapping table is not relied on: it may be gone, too.
     with DigestParts() as theirs, DigestParts() as ours:
         # The target first: a row that is written meanwhile is then in the source's keys, if in any.
@@ -206,10 +219,10 @@ def _targets(run: Run) -> str:
 async def closed_by_source(run: Run) -> list[str]:
     """Return why the authority cannot move back to the source: it does not exist or, in capture "dual-write",
     lacks rows of a sample of the target."""
-    source, target = run.source, run.targets[0]
+    source, target = run.source, await existing(run.tables, run.targets[0])
     if not await run.tables.table_exists(source.name):
         return [reason("source-missing", source=source)]
-    if run.is_delta or not await run.tables.table_exists(target.name):
+    if run.is_delta or target is None:
         return []
     sample: list[EntityKey] = []
     async for page in target.scan(select=_KEYS, page_rows=SAMPLED, ahead=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rekey.core.clock import later, ticks_of
+from rekey.core.joint import place_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.removed import Kept, RemovedRows, is_over
@@ -57,7 +58,8 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
         kept = await _find(run, removed, row)
         copy = await removed.open(kept)
         label = run.mapper.labels[copy.table]
-        if copy.table not in await usable(session, run, to_write=True):
+        name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
+        if name not in await usable(session, run, to_write=True):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))
         verify_again = phase is ControlPhase.DUAL_WRITE
         with while_allowed(run.still_alone):

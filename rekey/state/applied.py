@@ -109,7 +109,7 @@ def handover(before: Declared, after: Declared) -> Phase:
     # Table names are case-insensitive (Azure: "Understanding the Table service data model").
     # A table that `before` fills gets writes propagated back until `complete`: it cannot be part of two
     # migrations.
-    filled = {name.lower() for name in before.migration.tables}
+    filled = {name.lower() for name in before.migration.table_names}
     if before.is_beside(after):
         return Phase.COMPLETE  # nor can a client follow two migrations of one source
     return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER

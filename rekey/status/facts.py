@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.joint import names_in, spoken
 from rekey.core.plain import exclude, json_field
 from rekey.core.processes import is_running
 from rekey.declaration.migration import Declared
@@ -263,8 +264,8 @@ class Facts:
 
     @property
     def target(self) -> str:
-        """The main target table's name."""
-        return self.declared.migration.tables[0]
+        """The main target table's name for people."""
+        return spoken(self.declared.migration.tables[0])
 
     @property
     def retention_ends_at(self) -> int | None:
@@ -556,10 +557,9 @@ def stands_on(
     if phase in FOLLOWED:
         journal = [] if migration.capture == "delta" else [JOURNAL_TABLE]
         return [migration.source, *migration.table_names], [MAPPING_TABLE, *journal]
-    main = migration.tables[0]
-    # Where another migration reads from the target, that migration may have deleted it since.
-    handed_on = any(script.migration.source.lower() == main.lower() for script in scripts.values())
-    return [] if handed_on else [main], []
+    # Where another migration reads from a target, that migration may have deleted it since.
+    handed_on = {script.migration.source.lower() for script in scripts.values()}
+    return [name for name in names_in(migration.tables[0]) if name.lower() not in handed_on], []
 
 
 async def _missing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rekey.core.joint import spoken
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration, required_secrets
@@ -31,7 +32,7 @@ async def spread_of_rows(
     if migration is not None:
         # Which rows share a partition does not depend on the secret.
         secrets = dict.fromkeys(required_secrets(migration), b"made up for counting only")
-        names, map_row = migration.tables, Mapper(migration, secrets).map
+        names, map_row = tuple(map(spoken, migration.tables)), Mapper(migration, secrets).map
         table = part_of(table, migration.key_space)
     counts, refused = [SpreadCount(name) for name in names], 0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rekey.model import EVERYTHING, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table, TableWrapper
+from rekey.tables.joint import opened
 
 
 class TableOfKind(TableWrapper):
@@ -36,18 +37,18 @@ def by_number(
         names: their names, the main target's first.
         beginnings: how PartitionKeys and RowKeys of a kind begin, by its number, where the table is shared.
             Not needed for the first kind in a table, which has all rows that no other kind claims.
-        table: opens a table by its name.
+        table: opens a table by its name; the main target may be joint.
     """
-    opened = {name: table(name) for name in dict.fromkeys(names)}
+    by_name = {name: opened(name, table) for name in dict.fromkeys(names)}
     tables: list[Table] = []
     for number, name in enumerate(names):
         others = [beginnings[later] for later in range(number + 1, len(names)) if names[later] == name]
         if name in names[:number]:
-            tables.append(TableOfKind(opened[name], partial(_begins, beginnings[number])))
+            tables.append(TableOfKind(by_name[name], partial(_begins, beginnings[number])))
         elif others:
-            tables.append(TableOfKind(opened[name], partial(_begins_otherwise, others)))
+            tables.append(TableOfKind(by_name[name], partial(_begins_otherwise, others)))
         else:
-            tables.append(opened[name])
+            tables.append(by_name[name])
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rekey.core.joint import names_in
 from rekey.next_steps import after_findings, next_step
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
@@ -93,7 +94,8 @@ def _reread(report: FullReport) -> list[str]:
 
 def _meaning(report: FullReport) -> list[str]:
     """Return the sentence that a report without findings allows."""
-    tables = counted(len({comparison.table for comparison in report.tables}), "table")
+    names = {name for comparison in report.tables for name in names_in(comparison.table)}
+    tables = counted(len(names), "table")
     if report.equal:
         return wrapped(f"Every row and every property of {tables} is as the source says.")
     if report.differences.pending:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from rekey.core.joint import spoken
 from rekey.core.plain import exclude, json_field, members, plain
 from rekey.errors import ExitCode
 
@@ -209,7 +210,7 @@ class TableComparison:
 
 def label_of(table: str, *begin: str) -> str:
     """Return what rows of a table are called in texts, as `Migration.labels`."""
-    return " ".join([table, *filter(None, begin)])
+    return " ".join([spoken(table), *filter(None, begin)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from urllib.parse import unquote
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.core.edm import DATETIME
+from rekey.core.joint import is_joint, joint_row, names_in, prefix_of
 from rekey.core.limits import own_name
 from rekey.errors import (
     Ambiguous,
@@ -292,7 +293,10 @@ class MemoryTableService:
         """Do nothing: there are no connections."""
 
     def dump(self, name: str) -> list[Row]:
-        """Return all rows of a table as read, without a gate, a fault or a call being counted."""
+        """Return all rows of a table, which may be joint, as read, without a gate, a fault or a call being
+        counted."""
+        if is_joint(name):
+            return [joint_row(prefix_of(each), row) for each in names_in(name) for row in self.dump(each)]
         rows = self._tables[name.lower()]
         return [rows.rows[place].as_read(None) for place in rows.order]
 

@@ -49,7 +49,7 @@ class Begun:
     async def create_tables(self) -> Begun:
         """Create source, targets and the restricted tables."""
         migration = self.declared.migration
-        for name in (migration.source, *migration.tables):
+        for name in (migration.source, *migration.table_names):
             await self.tables.create_table(name)
         for name in (JOURNAL_TABLE, MAPPING_TABLE):
             await self.restricted.create_table(name)
@@ -69,7 +69,7 @@ class Begun:
                 run_id=run_id,
                 digest=self.declared.digest,
                 source=migration.source,
-                targets=migration.tables,
+                targets=migration.table_names,
                 fingerprints={name: fingerprint(SECRETS[name]) for name in required_secrets(migration)},
                 id_key=new_key(),
                 target_account=self.target_account,

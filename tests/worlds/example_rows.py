@@ -125,6 +125,21 @@ def logs(count: int, *, seed: int = 0) -> Iterator[Row]:
         }
 
 
+def shipments(count: int, *, seed: int = 0, customers: int = 20) -> Iterator[Row]:
+    """Yield rows of the table `Shipments`: a customer in the PartitionKey; three in four have arrived."""
+    for number in range(count):
+        lot = _lot(seed, number)
+        row: Row = {
+            PARTITION_KEY: f"customer-{lot.randrange(customers):03d}",
+            ROW_KEY: f"{number:07d}",
+            "Weight": lot.randrange(1_000),
+        }
+        if number % 4:
+            day = f"{lot.randrange(2023, 2026)}-{lot.randrange(1, 13):02d}-{lot.randrange(1, 29):02d}"
+            row |= {"State": "arrived", "ArrivedAt": f"{day}T08:00:00Z", "ArrivedAt" + TYPE_SUFFIX: DATETIME}
+        yield row
+
+
 Generator = Callable[..., Iterator[Row]]
 GENERATORS: dict[str, Generator] = {
     "Users": users,
@@ -137,6 +152,7 @@ GENERATORS: dict[str, Generator] = {
     "OrdersFR": orders,
     "Logs": logs,
     "Invoices": invoices,
+    "Shipments": shipments,
 }
 """Generators by the source table of the worked example they suit."""
 

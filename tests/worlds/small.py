@@ -159,6 +159,25 @@ TICKETS = Migration(
 )
 """Two kinds of rows, told apart by a property: a row that is closed has another key and no index row."""
 
+TICKETS_APART = Migration(
+    source="Tickets",
+    kinds=[
+        RowKind(
+            "closed",
+            when=rows.prop("Status", equals="closed"),
+            target=Target("TicketsClosed", partition_key=keys.keep(), row_key=keys.keep()),
+        ),
+        RowKind(
+            "open",
+            when=rows.every(),
+            target=Target("TicketsOpen", partition_key=keys.keep(), row_key=keys.keep()),
+        ),
+    ],
+    capture="dual-write",
+)
+"""Two kinds of rows with a table each, told apart by a property: a row that is closed is in the other table,
+under the same key."""
+
 DROPPING = replace(
     TICKETS,
     target=None,
@@ -274,7 +293,7 @@ class World:
 
     async def prepare(self, rows: Iterable[Row] = ()) -> World:
         """Create all tables and fill the source."""
-        for name in (self.migration.source, *self.mapper.tables, MAPPING_TABLE):
+        for name in (self.migration.source, *self.migration.table_names, MAPPING_TABLE):
             await self.service.create_table(name)
         for row in rows:
             await self.source.insert(row)

@@ -28,6 +28,7 @@ from rekey.client.sdk.options import (
     sdk_options,
     view_named,
 )
+from rekey.core.joint import names_in
 from rekey.core.limits import is_in_target_account, own_name
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
@@ -181,6 +182,12 @@ class DualWriting(ABC, Generic[CredentialT]):
         prepared = Prepared.of(config, load_script(config.migrations / f"{script_id.removesuffix('.py')}.py"))
         migration = prepared.declared.migration
         if table is None:
+            mains = names_in(migration.target.table)
+            if view is View.NEW and len(mains) > 1:
+                raise ConfigurationError(
+                    f"{script_id} fills several tables",
+                    hint=f"say which: table={' or '.join(map(repr, mains))}",
+                )
             table = migration.source if view is View.OLD else migration.target.table
         # Closed with the client; credentials that a caller gave stay the caller's.
         own: list[Any] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -20,6 +20,7 @@ from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.takeover import TakeOver, pause_s
 from rekey.core.concurrency import cancel
+from rekey.core.joint import joint_key, joint_row
 from rekey.errors import (
     CredentialRefused,
     EndpointDown,
@@ -143,7 +144,7 @@ class ClientCore:
             except ServiceError:
                 pass  # an account that fails now is reported by the operations
 
-        await side_by_side([check(name) for name in (migration.source, *migration.tables)])
+        await side_by_side([check(name) for name in (migration.source, *migration.table_names)])
 
     async def _first_worker(self, lease: ClientLease) -> None:
         """Make the writer, if there is a control row; retry while the restricted store is busy."""
@@ -182,6 +183,11 @@ class ClientCore:
     async def write(self, operations: Sequence[Operation]) -> list[str | None]:
         """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
         lease = await self.open()
+        prefix = self.options.prefix
+        if prefix:  # the writer has the joint table
+            operations = [
+                replace(operation, row=joint_row(prefix, operation.row)) for operation in operations
+            ]
         while True:
             if self.options.is_index or lease.control is None:
                 if (etags := await self._write_alone(lease, operations)) is not None:
@@ -255,13 +261,14 @@ class ClientCore:
         """Queue a comparison of an answered read with the other side."""
         if self._working is None or self._closed:
             return
-        shadow = self._working.shadow
+        shadow, prefix = self._working.shadow, self.options.prefix
         try:
             if read.key is not None:
-                row = decode_row(body) if status == HTTPStatus.OK else None
-                shadow.offer(read.key, row, whole=row is None or not read.partial)
+                row = joint_row(prefix, decode_row(body)) if status == HTTPStatus.OK else None
+                shadow.offer(joint_key(prefix, read.key), row, whole=row is None or not read.partial)
             elif status == HTTPStatus.OK:
-                shadow.offer_page(decode_rows(body), whole=not read.partial)
+                rows = [joint_row(prefix, row) for row in decode_rows(body)]
+                shadow.offer_page(rows, whole=not read.partial)
         except ValueError:
             self.counters.ignored += 1  # requested in another format, without ETags
 

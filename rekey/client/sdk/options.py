@@ -16,6 +16,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 from rekey.client.parts import Acknowledge
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
+from rekey.core.joint import is_joint, names_in, prefix_of
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
@@ -113,6 +114,11 @@ class ClientOptions:
         self.acknowledge = Acknowledge(acknowledge)
         self.prepared, self.declared = prepared, prepared.declared
         self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
+        is_one = (
+            self.view is View.NEW and not self.is_index and is_joint(self.declared.migration.target.table)
+        )
+        # How PartitionKeys of its table begin in the joint table; "" if it is in none.
+        self.prefix = prefix_of(self.table) if is_one else ""
         prepared.wrapping, prepared.mapper  # noqa: B018 - a missing or short secret is reported now
         self.facts = ClientFacts(
             self.declared.script_id,
@@ -130,26 +136,28 @@ class ClientOptions:
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:
     """Return the view of a client, its table as declared, and whether that is an index table. Raises
     ConfigurationError: the migration has no such table, or the table is not of the view asked for."""
-    names = migration.source, *migration.tables
+    names = migration.source, *migration.table_names
     # The first of a name counts: the old table, where the new one has the same name in the target account.
     spelled = {own_name(name).lower(): name for name in reversed(names)} | {
         name.lower(): name for name in names
     }
     name = spelled.get(table.lower())
+    mains = names_in(migration.target.table)
+    new = " or ".join(mains)
     if name is None:
         raise ConfigurationError(
             f"{table} is no table of this migration",
-            hint=f"name {migration.source} for the old view or {migration.target.table} for the new one, or"
+            hint=f"name {migration.source} for the old view or {new} for the new one, or"
             " use the SDK's own TableClient for other tables",
         )
     belongs = View.OLD if name == migration.source else View.NEW
     if view is not None and view_named(view) is not belongs:
         raise ConfigurationError(
             f"{name} belongs to the {belongs} view, and view={str(view)!r} was asked for",
-            hint=f"the old view addresses {migration.source}, the new one {migration.target.table};"
+            hint=f"the old view addresses {migration.source}, the new one {new};"
             " leave `view` away and the table's name decides",
         )
-    return belongs, name, name not in (migration.source, migration.target.table)
+    return belongs, name, name not in (migration.source, *mains)
 
 
 def view_named(view: View | str) -> View:

@@ -8,6 +8,7 @@ from functools import partial
 
 from rekey import errors
 from rekey.core.concurrency import for_each
+from rekey.core.joint import is_joint, place_of
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
 from rekey.model import EntityKey, Row, etag_of
@@ -28,11 +29,10 @@ _POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
 Standing = dict[str, Rows]
 
 
-async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int]:
-    """Return the numbers of the targets that exist and are this migration's. Raises Refused, with `to_write`,
+async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[str]:
+    """Return the names of the targets that exist and are this migration's. Raises Refused, with `to_write`,
     when another migration copies or follows rows of a target: nothing may be deleted past its clients."""
     gone = set()
-    names = [table.name for table in run.targets]
     for other in session.scripts.values():
         source = other.migration.source
         if not other.builds_on(run.declared):
@@ -45,12 +45,17 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
             gone.add(source.lower())
         elif to_write and now is not None and now.is_followed:
             raise refusal("target-is-a-source", source=source, other=other, phase=now.phase)
-    there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
-    return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)
+    names = [name for name in run.declared.migration.table_names if name.lower() not in gone]
+    return frozenset([name for name in names if await run.tables.table_exists(name)])
+
+
+def table_of(run: Run, target: TargetKey) -> str:
+    """Return the name of the table that holds a target row."""
+    return place_of(run.mapper.tables[target.table], target.key)[0]
 
 
 async def find_rows(
-    run: Run, subjects: Mapping[str, EntityKey], within: frozenset[int], *, searched: bool
+    run: Run, subjects: Mapping[str, EntityKey], within: frozenset[str], *, searched: bool
 ) -> Standing:
     """Return the target rows of subjects (source keys by safe id), in the targets `within`.
 
@@ -69,7 +74,7 @@ async def find_rows(
             target.key for target in listed if target.table == 0 and await _is_owner(run, source, target.key)
         }
         owners.update(dict.fromkeys(mains, row_id))
-        there = await _read(run, [place for place in listed if place.table in within])
+        there = await _read(run, [place for place in listed if table_of(run, place) in within])
         for place, row in there.items():
             if row is not None and (place.key if place.table == 0 else pointer_of(row)) in mains:
                 rows[row_id][place] = row
@@ -83,9 +88,10 @@ async def find_rows(
             advance(len(page.rows))
 
     await for_each(subjects.items(), read, limit=run.config.limits.concurrency)
-    if searched and owners and within - {0}:
+    indexes = [number for number, name in enumerate(run.mapper.tables) if number and name in within]
+    if searched and owners and indexes:
         with run.progress.task("search the index tables") as advance:
-            await for_each(sorted(within - {0}), search, limit=run.config.limits.scans)
+            await for_each(indexes, search, limit=run.config.limits.scans)
     return rows
 
 
@@ -113,7 +119,10 @@ async def _is_owner(run: Run, source: EntityKey, main: EntityKey) -> bool:
 
 def counts_of(run: Run, rows: Mapping[TargetKey, object]) -> Counter[str]:
     """Return how many rows there are of each table, by the table's label in reports."""
-    return Counter(run.mapper.labels[place.table] for place in rows)
+    return Counter(
+        table_of(run, place) if is_joint(run.mapper.tables[place.table]) else run.mapper.labels[place.table]
+        for place in rows
+    )
 
 
 async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:

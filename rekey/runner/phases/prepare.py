@@ -22,6 +22,7 @@ from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
+from rekey.tables.joint import apart
 from rekey.tables.kinds import whole
 from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.sent import Overhead, overhead
@@ -44,17 +45,21 @@ async def gate(run: Run) -> list[str]:
         )
     reasons = [*await _still_maintained(run), *await _begun_before(run)]
     for table in run.mapper.read_once:
-        target = whole(run.targets[table])
-        if not await run.tables.table_exists(target.name):
-            continue
-        async for page in target.scan(page_rows=1):
-            if not page.rows:
-                continue
-            # One row suffices: after a run that was cut off, a target's rows are all ours or all foreign.
-            if not await run.mapping.owns(run.mapper.number_of(table, page.rows[0]), page.rows[0]):
-                reasons.append(reason("target-holds-rows", target=target))
-            break
+        reasons += [
+            reason("target-holds-rows", target=target)
+            for target in apart(whole(run.targets[table]))
+            if await run.tables.table_exists(target.name) and await _is_foreign(run, table, target)
+        ]
     return reasons
+
+
+async def _is_foreign(run: Run, number: int, target: Table) -> bool:
+    """Tell whether a target holds a row that this migration did not write. `number`: of its table."""
+    async for page in target.scan(page_rows=1):
+        if page.rows:
+            # One row suffices: after a run that was cut off, a table's rows are all ours or all foreign.
+            return not await run.mapping.owns(run.mapper.number_of(number, page.rows[0]), page.rows[0])
+    return False
 
 
 async def _still_maintained(run: Run) -> list[str]:
@@ -133,7 +138,7 @@ async def undo(run: Run) -> None:
         return
     if await tables_with_rows(run):
         await require_source(run)  # again: some time has passed since it was checked
-    for table in {table.name: table for table in map(whole, run.targets)}.values():
+    for table in {table.name: table for target in run.targets for table in apart(whole(target))}.values():
         if table.name in run.declared.migration.filled_keys:
             await _delete_rows(run, table)
         else:

@@ -29,6 +29,7 @@ from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
 from rekey.status.notes import note
 from rekey.status.reasons import reason
+from rekey.tables.joint import exists
 
 _NAMED = 20
 
@@ -56,7 +57,7 @@ async def gate(run: Run) -> list[str]:
     is_named = run.options.backup is not None or run.options.no_backup
     if not is_named and await run.tables.table_exists(run.source.name):
         reasons.append(reason("no-backup", source=run.source, folder=backup_folder(run.script_id)))
-    if not await run.tables.table_exists(run.targets[0].name):
+    if not await exists(run.tables, run.targets[0].name):
         reasons.append(reason("target-missing", target=run.targets[0]))
     return reasons
 

@@ -43,6 +43,7 @@ from tests.fakes.memory import instant_gate
 from tests.simulation.judging import PairsWatch
 from tests.worlds.company import company
 from tests.worlds.dual_write import delete
+from tests.worlds.example_rows import shipments
 from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
@@ -174,6 +175,23 @@ def test_workers_leave_rows_of_others_in_a_shared_table(project: Project) -> Non
     with inline(project), project.session(Options(executor=NAME)) as session:
         [table] = commands.verify(session, script_id, mode=commands.Mode.FULL).tables
     assert (table.actual_rows, table.reread_buckets) == (ROWS, 0)
+
+
+def test_workers_fill_and_compare_a_table_for_each_kind_of_rows(project: Project) -> None:
+    example = Path(__file__).parents[3] / "migrations" / "0010_shipments_by_state.py"
+    text = example.read_text("utf-8").replace('"dual-write"', '"delta"')
+    script_id = project.script(text, example.name)
+    stock = list(shipments(ROWS))
+    _fill(project, "Shipments", stock)
+    with inline(project):
+        apply(project, script_id)
+    held = {name: project.rows(name) for name in project.scripts[script_id].migration.table_names}
+    assert sum(map(len, held.values())) == ROWS
+    is_open = ["State" not in row for row in stock]
+    assert len(held["ShipmentsOpen"]) == sum(is_open)
+    with inline(project), project.session(Options(executor=NAME)) as session:
+        [table] = commands.verify(session, script_id, mode=commands.Mode.FULL).tables
+    assert (table.actual_rows, table.differing_buckets, table.reread_buckets) == (ROWS, 0, 0)
 
 
 def test_workers_copy_and_compare_the_part_that_is_migrated_alone(project: Project) -> None:

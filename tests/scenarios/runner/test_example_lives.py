@@ -19,6 +19,8 @@ from typing import TypeAlias
 
 import pytest
 
+from rekey.core.joint import is_joint, joint_row, names_in, prefix_of
+from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, RekeyError
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
@@ -56,9 +58,9 @@ class Example:
     nobodys: Sequence[Placed] = ()
     group: str = ""
     captures: Sequence[str] = ("delta", "dual-write")
-    # The property of a target row that says, with its RowKey, which source row it is of, where its
-    # PartitionKey is made of the row's content.
-    old_partition: str = ""
+    # The properties of a target row that say which source row it is of, where its key is made of the row's
+    # content.
+    old_key: tuple[str, ...] = ()
 
 
 def draw_identity(draw: random.Random) -> Placed:
@@ -129,6 +131,29 @@ def invoice_becomes(_table: str, row: Row) -> Placed | None:
     return "InvoicesOfContoso", {**row, "PartitionKey": row["IssuedAt"][:7], "Tenant": "contoso"}
 
 
+def draw_shipment(draw: random.Random) -> Placed:
+    row: Row = {
+        "PartitionKey": f"c{draw.randrange(4)}",
+        "RowKey": f"{draw.randrange(15):03}",
+        "Weight": draw.randrange(9),
+    }
+    if draw.random() < 0.5:
+        at = f"{draw.choice([2023, 2024, 2025])}-0{draw.randrange(1, 3)}-11T10:20:30Z"
+        row |= {"State": "arrived", "ArrivedAt": at, "ArrivedAt@odata.type": "Edm.DateTime"}
+    elif draw.random() < 0.5:
+        row["State"] = "open"
+    return "Shipments", row
+
+
+def shipment_becomes(_table: str, row: Row) -> Placed:
+    customer, number = row["PartitionKey"], row["RowKey"]
+    held = {**row, "Customer": customer, "Number": number}
+    if row.get("State") != "arrived":
+        return "ShipmentsOpen", held
+    month = row["ArrivedAt"][:7]
+    return f"Shipments{month[:4]}", {**held, "PartitionKey": month, "RowKey": f"{customer}_{number}"}
+
+
 IN_A_GROUP = {"    capture=": f'    group="{GROUP}",\n    capture='}
 EXAMPLES = {
     "identity": Example(
@@ -150,7 +175,7 @@ EXAMPLES = {
         group=GROUP,
     ),
     "tenant": Example(
-        {"0007_invoices_of_a_tenant.py": {}}, draw_invoice, invoice_becomes, old_partition="Tenant"
+        {"0007_invoices_of_a_tenant.py": {}}, draw_invoice, invoice_becomes, old_key=("Tenant", "RowKey")
     ),
     "merge": Example(
         {"0008_orders_of_regions.py": {}},
@@ -168,7 +193,10 @@ EXAMPLES = {
         line_becomes,
         group="logs",
         captures=("delta",),
-        old_partition="Day",
+        old_key=("Day", "RowKey"),
+    ),
+    "split by properties": Example(
+        {"0010_shipments_by_state.py": {}}, draw_shipment, shipment_becomes, old_key=("Customer", "Number")
     ),
 }
 
@@ -223,7 +251,7 @@ class Life:
             for row in self.project.rows(table):
                 if (placed := self.example.becomes(table, content_of(row))) is not None:
                     wanted[placed[0], key_of(placed[1])] = placed[1]
-        targets = {name for script in self.project.scripts.values() for name in script.migration.table_names}
+        targets = {name for names in self.targets() for name in names}
         nobodys = {(table, key_of(row)) for table, row in self.example.nobodys}
         held = {
             (table, key_of(row)): content_of(row) for table in targets for row in self.project.rows(table)
@@ -243,7 +271,7 @@ class Life:
             placed = becomes
             if (stale := self._stale(*placed)) is not None:
                 # The row would have two keys: the application deletes the former one first.
-                return source, placed[0], Operation(Verb.DELETE, stale, "*")
+                return source, stale[0], Operation(Verb.DELETE, stale[1], "*")
         verb = self.draw.choice([Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_REPLACE, Verb.DELETE])
         return source, placed[0], Operation(verb, placed[1], "*" if verb is Verb.DELETE else None)
 
@@ -260,17 +288,31 @@ class Life:
         else:
             commands.rollback(session, *self.ids, to=None, drop=None)
 
-    def _stale(self, table: str, row: Row) -> Row | None:
-        """Return the row of the same source row that is under another key."""
-        old = self.example.old_partition
+    def _stale(self, table: str, row: Row) -> Placed | None:
+        """Return the row of the same source row that is in another table, or under another key."""
+        names, mine = self.example.old_key, (table, key_of(row))
+        if not names:
+            return None
+        tables = next(names for names in self.targets() if table in names)
         same = (
-            each
-            for each in self.project.rows(table)
-            if old
-            and (each[old], each["RowKey"]) == (row[old], row["RowKey"])
-            and key_of(each) != key_of(row)
+            (name, each)
+            for name in tables
+            for each in self.project.rows(name)
+            if [each[of] for of in names] == [row[of] for of in names] and (name, key_of(each)) != mine
         )
         return next(same, None)
+
+    def targets(self) -> list[tuple[str, ...]]:
+        """Return the tables that each migration fills."""
+        return [script.migration.table_names for script in self.project.scripts.values()]
+
+
+def joint(mapper: Mapper, table: str, operation: Operation) -> Operation:
+    """Return an operation on a table as the writer of the new view takes it, as the clients do."""
+    main = mapper.tables[0]
+    if not is_joint(main) or table not in names_in(main):
+        return operation
+    return Operation(operation.verb, joint_row(prefix_of(table), operation.row), operation.etag)
 
 
 def lives(capture: str, seeds: int) -> list[tuple[str, int]]:
@@ -351,9 +393,9 @@ class UnderWrites(Life):
         company = self.companies[0]
         while not company.stopping:
             if (drawn := self.operation(view)) is not None:
-                source, _, operation = drawn
+                source, table, operation = drawn
                 with suppress(RekeyError):
-                    await self.clients[view, source].write(operation)
+                    await self.clients[view, source].write(joint(company.mapper, table, operation))
             await self.project.clock.sleep(self.draw.random() / len(self.companies))
 
     def command(self, step: str, to: Phase | None = None) -> None:

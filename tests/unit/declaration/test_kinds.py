@@ -56,6 +56,12 @@ CLAIM = kind(
 )
 OTHER = kind("other", rows.every(), row=keys.literal("other:") + keys.prop("PartitionKey"))
 INDEX_BY_CONTENT = Index("ByX", partition_key=KEPT, row_key=keys.prop("X"))
+SHARED: dict[str, Any] = {
+    "partition_key": keys.literal("b:") + keys.prop("PartitionKey"),
+    "row_key": KEPT,
+    "properties": OLD_KEYS,
+    "shared": True,
+}
 BESIDE = Index("New", partition_key=KEPT, row_key=keys.literal("B_") + keys.prop("X"))
 HAS_X = rows.prop("X")
 EVERY = kind("b", rows.every())
@@ -255,7 +261,43 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a target that is an index": (lambda: targeted(USER.indexes[0]), "not a Target"),
     "an index that is a target": (lambda: simple("a", "A", indexes=[USER.target]), "is not an Index"),
     "indexes that are no list": (lambda: simple("a", "A", indexes=USER.indexes[0]), "not a list of indexes"),
-    "another table": (lambda: migration(simple("a", "A"), simple("b", "B", table="Other")), "not New"),
+    "a table of its own in another spelling": (
+        lambda: migration(simple("a", "A"), simple("b", "B", table="NEW")),
+        "NEW is the same table as New",
+    ),
+    "a table of its own in another account": (
+        lambda: migration(simple("a", "A"), simple("b", "B", table="Other@targets")),
+        "in another account than New",
+    ),
+    "a table of its own that is shared": (
+        lambda: migration(
+            RowKind("a", when=rows.row_key(prefix="A"), target=Target("New", **SHARED)),
+            targeted(Target("Other", **SHARED)),
+        ),
+        "shared table beside",
+    ),
+    "a table of its own with an index table": (
+        lambda: migration(simple("a", "A", indexes=[INDEX_BY_CONTENT]), simple("b", "B", table="Other")),
+        "index tables of a kind",
+    ),
+    "a table of its own with secondary rows": (
+        lambda: migration(simple("a", "A", indexes=[BESIDE]), simple("b", "B", table="Other")),
+        "index tables of a kind",
+    ),
+    "the source as the table of one kind": (
+        lambda: migration(simple("a", "A"), simple("b", "B", table="OLD")),
+        "OLD is also the source",
+    ),
+    "a table of its own for two of three kinds": (
+        lambda: migration(
+            kind("a", HAS_X, table="Other"), kind("b", rows.prop("Y"), table="Other"), kind("c", rows.every())
+        ),
+        "cannot be told from one of a",
+    ),
+    "a name of a table of its own that is no name": (
+        lambda: migration(simple("a", "A"), simple("b", "B", table="a+b")),
+        "not a table name",
+    ),
     "one condition twice": (lambda: migration(simple("a", "A"), simple("b", "A")), "a takes them all"),
     "a kind behind every row": (lambda: migration(EVERY, simple("c", "B")), "b takes them all"),
     "a longer prefix behind a shorter": (
@@ -350,6 +392,66 @@ def test_a_declaration_that_cannot_be_proved_is_refused(make: Callable[[], Any],
         make()
     assert refused.value.field
     assert refused.value.cure
+
+
+OPEN = kind("open", rows.none_of(rows.prop("Closed")), table="Open")
+CLOSED = kind("closed", rows.every(), partition=keys.lower("PartitionKey"), table="Closed")
+
+
+def test_kinds_with_tables_of_their_own_fill_one_joint_table() -> None:
+    made = mapper(OPEN, CLOSED)
+    assert made.tables == ("Open+Closed",)
+    assert made.migration.table_names == ("Open", "Closed")
+    assert made.labels == ("Open and Closed",)
+    assert made.content_derived
+    assert made.shared == {0}  # `keys.lower` folds
+    for more, prefix in (({}, "Open:Eu"), ({"Closed": True}, "Closed:eu")):
+        row: Row = {"PartitionKey": "Eu", "RowKey": "1", **more}
+        [(number, main)] = made.map(row)
+        assert (number, key_of(main)) == (0, (prefix, "1"))
+        assert made.source_key(main) == key_of(row)
+        assert made.reverse(main, key_of(row), None) == row
+        [tables] = made.map_tables([row], print)
+        assert tables[0].rows == [main]
+
+
+def test_equal_keys_in_tables_of_their_own_are_no_collision() -> None:
+    by_key = mapper(
+        kind("a", rows.row_key(prefix="A"), row=keys.literal("x"), table="TableA"),
+        kind("b", rows.every(), row=keys.literal("x"), table="TableB"),
+    )
+    assert [by_key.target_keys(EntityKey("p", row)) for row in ("A1", "B1")] == [
+        [(0, ("TableA:p", "x"))],
+        [(0, ("TableB:p", "x"))],
+    ]
+
+
+def test_a_row_of_a_joint_table_is_of_a_kind_of_its_table() -> None:
+    made = mapper(kind("c", rows.row_key(prefix="C"), table="Other"), *APART_BY_CONSTANTS)
+    kinds = {"New:p": ["a", "b"], "Other:p": ["c"]}
+    for partition, names in kinds.items():
+        for name in names:
+            row = {"PartitionKey": partition, "RowKey": "C1", "OldPartition": "p", "OldRow": "r"}
+            constant = {} if name == "c" else {"Kind": name}
+            assert made.source_key({**row, **constant}) == ("p", "C1")
+    for partition in ("p", "New:p", "Old:p", "new:p", "Other"):
+        with pytest.raises(RowRefused) as refused:
+            made.source_key({"PartitionKey": partition, "RowKey": "r"})
+        assert refused.value.code == "no-kind"
+
+
+@pytest.mark.parametrize("key", ["x" * 1019, "😀" * 509 + "x"], ids=["ASCII", "astral"])
+def test_a_key_may_be_as_long_as_its_tables_name_leaves(key: str) -> None:
+    made = mapper(OPEN, CLOSED)
+    row = {"PartitionKey": key, "RowKey": "1"}
+    assert made.map(row)[0].row["PartitionKey"] == f"Open:{key}"
+    assert made.target_keys(EntityKey(key, "1")) is None
+    with pytest.raises(RowRefused) as refused:
+        made.map({**row, "PartitionKey": key + "x"})
+    assert (refused.value.code, refused.value.field) == (
+        "key-too-long",
+        "kinds[open].target.partition_key",
+    )
 
 
 def test_kinds_are_part_of_the_digest_and_nothing_is_in_it_twice() -> None:

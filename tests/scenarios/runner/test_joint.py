@@ -1,0 +1,281 @@
+"""Kinds of rows with tables of their own: the commands on the worked example, which splits a table by a
+property. Whole lives with kills are in `test_example_lives.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.runner.phases import prepare
+from tests.asserts.command_line import Commands, CommandsOn
+from tests.worlds.evidence import with_key
+from tests.worlds.projects import Project
+
+EXAMPLE = Path(__file__).parents[3] / "migrations" / "0010_shipments_by_state.py"
+SCRIPT = EXAMPLE.stem
+TABLES = ("Shipments2023", "Shipments2024", "Shipments2025", "ShipmentsOpen")
+WHY = ("--reason", "a test of this")
+DROP = ("rollback", SCRIPT, "--to", "source", "--drop-targets")
+COMPLETE = ("apply", SCRIPT, "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
+
+
+def shipment(customer: str, number: int, arrived: str = "", **more: object) -> Row:
+    row: Row = {"PartitionKey": customer, "RowKey": f"{number:04}", **more}
+    if arrived:
+        row |= {
+            "State": "arrived",
+            "ArrivedAt": f"{arrived}T10:00:00Z",
+            "ArrivedAt@odata.type": "Edm.DateTime",
+        }
+    return row
+
+
+def independently(row: Row) -> tuple[str, Row]:
+    """What a shipment becomes, without the mapper: table and row."""
+    customer, number = row["PartitionKey"], row["RowKey"]
+    held = {**content_of(row), "Customer": customer, "Number": number}
+    if "ArrivedAt" not in row:
+        return "ShipmentsOpen", held
+    month = row["ArrivedAt"][:7]
+    return f"Shipments{month[:4]}", {**held, "PartitionKey": month, "RowKey": f"{customer}_{number}"}
+
+
+def stock() -> list[Row]:
+    days = ["", "2023-05-01", "2024-12-31", ""]
+    return [shipment(f"c{number % 5}", number, days[number % 4]) for number in range(40)]
+
+
+def compare(project: Project) -> dict[str, int]:
+    """Require that each table holds what the second implementation makes; return the rows of each."""
+    wanted: dict[str, list[Row]] = {name: [] for name in TABLES}
+    for row in project.rows("Shipments"):
+        table, target = independently(row)
+        wanted[table].append(target)
+    for name in TABLES:
+        held = [content_of(row) for row in project.rows(name)]
+        assert sorted(held, key=key_of) == sorted(wanted[name], key=key_of)
+    return {name: len(rows) for name, rows in wanted.items()}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    project.script(EXAMPLE.read_text("utf-8").replace('"dual-write"', '"delta"'), EXAMPLE.name)
+    asyncio.run(project.fill("Shipments", stock()))
+    return project
+
+
+@pytest.fixture
+def rekey(project: Project, commands_on: CommandsOn) -> Commands:
+    return commands_on(project)
+
+
+@pytest.fixture
+def begun(rekey: Commands) -> Commands:
+    rekey("apply", SCRIPT)
+    return rekey
+
+
+def write(project: Project, table: str, row: Row) -> None:
+    asyncio.run(project.tables.table(table).upsert(row))
+
+
+def delete(project: Project, table: str, row: Row) -> None:
+    asyncio.run(project.tables.table(table).delete(key_of(row)))
+
+
+def lose(project: Project, table: str) -> None:
+    asyncio.run(project.tables.delete_table(table))
+
+
+def test_rows_move_between_tables_through_a_whole_life(project: Project, rekey: Commands) -> None:
+    rekey("plan", "--exact")
+    rekey("apply", SCRIPT)
+    before = compare(project)
+    assert before == {"Shipments2023": 10, "Shipments2024": 10, "Shipments2025": 0, "ShipmentsOpen": 20}
+    write(project, "Shipments", shipment("c0", 0, "2025-01-31"))  # arrives
+    write(project, "Shipments", shipment("c1", 1))  # returns
+    delete(project, "Shipments", shipment("c2", 2))
+    rekey("apply", SCRIPT)
+    after = {"Shipments2023": 9, "Shipments2024": 9, "Shipments2025": 1, "ShipmentsOpen": 20}
+    assert compare(project) == after
+    for mode in ("count", "sample", "full"):
+        text = rekey("verify", SCRIPT, "--mode", mode).out
+        assert "of 4 tables" in text or "All counts agree" in text
+    rekey("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    arrives = shipment("c3", 3, "2025-02-01")
+    delete(project, *independently(shipment("c3", 3)))
+    write(project, *independently(arrives))
+    write(project, *independently(shipment("c9", 900)))
+    delete(project, *independently(shipment("c0", 5, "2023-05-01")))
+    rekey("rollback", SCRIPT, "--writers-stopped")
+    assert compare(project)["Shipments2025"] == 2
+    assert content_of(arrives) in map(content_of, project.rows("Shipments"))
+    rekey("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    rekey(*COMPLETE)
+    counts = compare(project)
+    with_key(project.folder)
+    bundle = str(project.folder / "bundle")
+    rekey("evidence", "export", bundle, SCRIPT)
+    rekey("evidence", "verify", bundle)
+    digests = rekey("evidence", "recompute", bundle, "--mapping", "--json").json["digests"]
+    assert [each["what"] for each in digests] == ["source", "expected", "target"]
+    write(project, "Shipments2024", {**project.rows("Shipments2024")[0], "Weight": 7})
+    rekey("evidence", "recompute", bundle, code=1)
+    rekey("retire", SCRIPT, "--table", "Shipments", "--no-backup", "a test")
+    assert {name: len(project.rows(name)) for name in TABLES} == counts
+
+
+def test_the_plan_says_what_is_in_which_table(rekey: Commands) -> None:
+    said = rekey("plan", "--exact", "--show-keys", "--json").json["migrations"][0]
+    assert [each["table"] for each in said["basis"]["targets"]] == list(TABLES)
+    kinds = {each["name"]: (each["when"].partition(":")[0], each["rows"]) for each in said["kinds"]}
+    assert kinds == {
+        "arrived-2023": ("Shipments2023", 10),
+        "arrived-2024": ("Shipments2024", 10),
+        "arrived-2025": ("Shipments2025", 0),
+        "open": ("ShipmentsOpen", 20),
+    }
+    text = rekey("plan", "--exact", "--show-keys").out
+    for table in TABLES:
+        assert f"{table} (will be made)" in text
+    assert "Shipments2023:" not in text.replace("Shipments2023: all of", "")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_of_others_in_any_of_the_tables_stop_it(project: Project, rekey: Commands, table: str) -> None:
+    others = {"PartitionKey": "p", "RowKey": "r"}
+    asyncio.run(project.fill(table, [others]))
+    [problem] = [
+        each
+        for each in rekey("plan", "--json", code=1).json["migrations"][0]["problems"]
+        if each["code"] == "target-holds-rows"
+    ]
+    assert table in problem["message"]
+    assert table in rekey("apply", SCRIPT, "--skip-row-check", code=None).err
+    assert [content_of(row) for row in project.rows(table)] == [others]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_prepare_looks_for_rows_of_others_in_each_table(
+    project: Project, begun: Commands, table: str
+) -> None:
+    write(project, table, {"PartitionKey": "", "RowKey": "first of all"})
+    with project.session() as session:
+        [reason] = session.do(prepare.gate(session.resume(SCRIPT)))
+    assert f"table {table} holds rows" in reason
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_cutover_and_complete_ask_that_each_table_exists(
+    project: Project, begun: Commands, table: str
+) -> None:
+    lose(project, table)
+    said = begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped", code=None)
+    assert f"{table} does not exist" in " ".join(said.all.split())
+    assert table in " ".join(begun("status", code=None).all.split())
+
+
+def test_a_row_that_nothing_gives_is_named_removed_and_restored(project: Project, begun: Commands) -> None:
+    text = (project.folder / "rekey.toml").read_text("utf-8")
+    (project.folder / "rekey.toml").write_text(text.replace('retention = "0s"', 'retention = "3d"'), "utf-8")
+    stray: Row = {"PartitionKey": "2024-01", "RowKey": "c1_9", "Customer": "c1", "Number": "9"}
+    write(project, "Shipments2024", stray)
+    changed = {**content_of(project.rows("ShipmentsOpen")[0]), "Weight": 9}
+    write(project, "ShipmentsOpen", changed)
+    report = begun("verify", SCRIPT, "--show-keys", *WHY, "--json", code=1).json
+    named = {(each["table"], each["partition_key"], each["row_key"]) for each in report["keys"]}
+    assert ("Shipments2024", "2024-01", "c1_9") in named
+    assert ("ShipmentsOpen", changed["PartitionKey"], changed["RowKey"]) in named
+    assert {table for table, *_ in named} <= {"Shipments", *TABLES}
+    report = begun("verify", SCRIPT, "--repair", "--json", code=1).json
+    compare(project)
+    [row_id] = [each["row"] for each in report["repair"]["repairs"] if each["kind"] == "extra"]
+    begun("restore-row", row_id, *WHY)
+    assert stray in map(content_of, project.rows("Shipments2024"))
+
+
+def test_a_look_up_names_table_and_key(project: Project, begun: Commands) -> None:
+    for row in (shipment("c1", 1, "2023-05-01"), shipment("c0", 0)):
+        table, target = independently(row)
+        expected = {"table": table, "partition_key": target["PartitionKey"], "row_key": target["RowKey"]}
+        for asked in (("--old", *key_of(row)), ("--new", *key_of(target))):
+            [answer] = begun("lookup", SCRIPT, *asked, *WHY, "--json").json["rows"]
+            assert answer["new"] == [expected]
+    begun("lookup", SCRIPT, "--new", "ShipmentsOpen:c0", "0000", *WHY, code=1)
+
+
+def test_an_erasure_finds_its_rows_in_each_table(project: Project, begun: Commands) -> None:
+    write(project, "Shipments", shipment("c0", 0, "2025-01-31"))
+    begun("apply", SCRIPT)
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    begun(*COMPLETE)
+    count = sum(len(project.rows(name)) for name in TABLES)
+    for row in (shipment("c0", 0, "2025-01-31"), shipment("c4", 4)):
+        table, target = independently(row)
+        said = begun("erase", SCRIPT, "--old", *key_of(row), *WHY, "--with-targets", "--json").json
+        assert said["targets"] == {table: 1}
+        assert key_of(target) not in map(key_of, project.rows(table))
+    assert sum(len(project.rows(name)) for name in TABLES) == count - 2
+
+
+def test_an_import_leaves_out_what_was_erased_from_each_table(project: Project, begun: Commands) -> None:
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    begun(*COMPLETE)
+    for row in (shipment("c0", 0), shipment("c1", 1, "2023-05-01")):
+        table, _ = independently(row)
+        folder = str(project.folder / f"{table}.export")
+        begun("export", table, folder)
+        begun("erase", SCRIPT, "--old", *key_of(row), *WHY, "--with-targets")
+        left = project.rows(table)
+        assert begun("import", folder, table, "--json").json["erased"] == 1
+        assert project.rows(table) == left
+
+
+def test_an_erasure_passes_over_a_table_that_is_gone(project: Project, begun: Commands) -> None:
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    begun(*COMPLETE)
+    lose(project, "Shipments2023")
+    row = shipment("c0", 0)
+    said = begun("erase", SCRIPT, "--old", *key_of(row), *WHY, "--with-targets", "--json").json
+    assert said["targets"] == {"ShipmentsOpen": 1}
+    gone = shipment("c1", 1, "2023-05-01")
+    begun("erase", SCRIPT, "--old", *key_of(gone), *WHY, "--with-targets")
+
+
+def test_dropping_targets_drops_all_tables(project: Project, begun: Commands) -> None:
+    begun(*DROP)
+    assert not set(TABLES) & set(asyncio.run(project.tables.table_names()))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_that_only_one_of_the_tables_has_are_not_dropped(
+    project: Project, begun: Commands, table: str
+) -> None:
+    """Also where a drop was cut off, or somebody deleted one of the tables: the others are looked at."""
+    day = {"Shipments2023": "2023-01-01", "Shipments2024": "2024-01-01", "Shipments2025": "2025-01-01"}
+    only = independently(shipment("c7", 700, day.get(table, "")))
+    assert only[0] == table
+    write(project, *only)
+    lose(project, next(name for name in TABLES if name != table))
+    assert "1 row of" in " ".join(begun(*DROP, code=3).err.split())
+    assert only[1] in map(content_of, project.rows(table))
+
+
+def test_rows_of_the_tables_that_are_left_are_dropped_once_proved(project: Project, begun: Commands) -> None:
+    lose(project, "Shipments2023")
+    begun(*DROP)
+    assert not set(TABLES) & set(asyncio.run(project.tables.table_names()))
+
+
+def test_an_empty_source_does_not_empty_the_tables_that_are_left(project: Project, begun: Commands) -> None:
+    lose(project, "Shipments2023")
+    for row in project.rows("Shipments"):
+        delete(project, "Shipments", row)
+    begun("verify", SCRIPT, "--repair", code=None)
+    begun("apply", SCRIPT, code=None)
+    assert len(project.rows("ShipmentsOpen")) == 20
+    assert EntityKey("c0", "0000") in map(key_of, project.rows("ShipmentsOpen"))
