@@ -55,6 +55,7 @@ from tests.worlds.small import (
     RACES,
     SEATS,
     TICKETS,
+    TICKETS_APART,
     USERS,
     post,
     racer,
@@ -242,6 +243,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "handles": (HANDLES, bench("Ann"), bench_steps),
     "benches": (BENCHES, bench("Ann"), bench_steps),
     "tickets": (TICKETS, ticket("1", Version=1), ticket_steps),
+    "apart": (TICKETS_APART, ticket("1", Version=1), ticket_steps),
     "drops": (DROPPING, ticket("1", Version=1), dropping_steps),
     "drops by key": (
         DROPPING_BY_KEY,

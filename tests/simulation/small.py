@@ -37,6 +37,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.addresses import is_addressable
 from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.joint import opened
 from rekey.tables.kinds import by_number
 from rekey.tables.part import part_of
 from rekey.verify.context import MappedRows, ReconcileContext
@@ -145,7 +146,7 @@ class SmallWorld(Scenario):
         # Targets and mapping on a clock that stands still: their versions count writes, nothing else.
         self.others = HeldService(scheduler, FakeClock(), parts.mood)
         self.source = self.sources.table(migration.source)
-        self.targets = [self.others.table(name) for name in self.mapper.tables]
+        self.targets: list[Any] = [opened(name, self.others.table) for name in self.mapper.tables]
         rows = SomePartitions(SCRIPT, migration.source, self.mapper.tables, IDS)
         rows.known = frozenset(
             partition
@@ -163,7 +164,7 @@ class SmallWorld(Scenario):
 
     async def prepare(self) -> None:
         await self.sources.create_table(self.source.name)
-        for name in (*self.mapper.tables, MAPPING_TABLE):
+        for name in (*self.mapper.migration.table_names, MAPPING_TABLE):
             await self.others.create_table(name)
         for row in self.before:
             await self.source.insert(row)

@@ -103,6 +103,20 @@ def test_the_forward_row_lists_every_key_before_a_row_is_written_under_it() -> N
         lost(found, "PostsV2 holds 1 rows that no source row gives")
 
 
+def test_a_row_that_moves_between_tables_is_found_in_each() -> None:
+    """What is not listed is looked for in the table of the row's kind alone."""
+    with dual_broken.unlisted():
+        found = dual("apart, dual_write: old close | old delete", Budget(preemptions=2))
+        lost(found, "TicketsClosed+TicketsOpen holds 1 rows that no source row gives")
+
+
+def test_one_old_key_has_a_row_in_one_of_the_tables_alone() -> None:
+    name = "apart, cutover, absent: new insert | new upsert closed"
+    assert not dual(name, Budget(preemptions=0)).loss
+    with dual_broken.no_reservations():
+        lost(dual(name, Budget(preemptions=1)), "1 intents are left")
+
+
 def test_where_a_row_may_stand_is_read_again_behind_the_replicas() -> None:
     """A row deleted under one key and written under another is gone for whoever has the older list."""
     with dual_broken.stale_list():
