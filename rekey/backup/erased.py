@@ -50,8 +50,8 @@ class ErasedRows:
 
     @cached_property
     def _joint(self) -> MappingRows | None:
-        """The mapping rows of a migration whose kinds have these tables of their own. The control row does not
-        say whether it is one."""
+        """The mapping rows of a migration whose kinds have these tables of their own. The control row does
+        not say whether it is one."""
         tables = self.rows.tables
         return replace(self.rows, tables=(joint_name(tables),)) if len(tables) > 1 else None
 

@@ -210,7 +210,9 @@ class Mapper:
 
     @property
     def keeps_partitions(self) -> bool:
-        """Whether all rows that a source row maps to have its PartitionKey."""
+        """Whether all rows that a source row maps to have its PartitionKey; in a joint table they never do."""
+        if is_joint(self.tables[0]):
+            return False
         filled = [*(target for _, target in targets_in(self.migration.target)), *self.migration.indexes]
         return all(table.partition_key == Prop(PARTITION_KEY) for table in filled)
 

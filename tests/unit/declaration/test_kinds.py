@@ -415,6 +415,14 @@ def test_kinds_with_tables_of_their_own_fill_one_joint_table() -> None:
         assert tables[0].rows == [main]
 
 
+def test_the_partitions_of_a_joint_table_are_not_those_of_the_source() -> None:
+    """A comparison by ranges of PartitionKeys would look for rows where they cannot be."""
+    kinds = [kind("a", rows.row_key(prefix="A")), kind("b", rows.every())]
+    assert mapper(*kinds).keeps_partitions
+    apart = [kind("a", rows.row_key(prefix="A"), table="TableA"), kind("b", rows.every(), table="TableB")]
+    assert not mapper(*apart).keeps_partitions
+
+
 def test_equal_keys_in_tables_of_their_own_are_no_collision() -> None:
     by_key = mapper(
         kind("a", rows.row_key(prefix="A"), row=keys.literal("x"), table="TableA"),
