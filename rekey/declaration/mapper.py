@@ -210,7 +210,7 @@ class Mapper:
 
     @property
     def keeps_partitions(self) -> bool:
-        """Whether all rows that a source row maps to have its PartitionKey; in a joint table they never do."""
+        """Whether all rows that a source row maps to have its PartitionKey; in a joint table none has."""
         if is_joint(self.tables[0]):
             return False
         filled = [*(target for _, target in targets_in(self.migration.target)), *self.migration.indexes]
