@@ -571,7 +571,7 @@ def test_a_collision_that_a_sample_missed_is_found_by_its_claim(
     monkeypatch.setattr(
         MemoryTable, "scan", lambda self, *words, **more: scan(self, *words, **{"page_rows": 20, **more})
     )
-    monkeypatch.setattr(subject.SampleSize.__init__, "__defaults__", (40, 0, None))
+    monkeypatch.setattr(subject.SampleSize.__init__, "__defaults__", (40, 0, 0, None))
     monkeypatch.setattr(spill, "BUFFERED_RECORDS", 16)
     path = project.folder / "rekey.toml"
     path.write_text(f"{path.read_text('utf-8')}\n[plan]\n{setting}\n", "utf-8")
