@@ -125,7 +125,8 @@ def normal(text: str) -> str:
     text = _HEX.sub("HASH", text)
     text = _ID.sub("ID", text)
     text = _SENT.sub("SENT", text)
-    return " ".join(_AMOUNT.sub("AMOUNT", text).split())
+    # A line may end between a number and its unit.
+    return _AMOUNT.sub("AMOUNT", " ".join(text.split()))
 
 
 class UsualAzurite(Azurite):
