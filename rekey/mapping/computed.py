@@ -4,11 +4,12 @@ key of a source key, and its inverse gives the source key back. See README.md.""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rekey.declaration.mapper import Mapper
-from rekey.errors import RowExists, RowRefused, TableMissing
+from rekey.errors import RowExists, RowMissing, RowRefused, TableMissing
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore, StillOwns
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
@@ -32,6 +33,11 @@ class ComputedMapping(MappingStore):
             await self.table.insert({PARTITION_KEY: at.partition, ROW_KEY: at.row})
         except RowExists:
             return
+
+    async def disown(self) -> None:
+        """Take the mark away, before the targets are dropped: what their names hold then is somebody's."""
+        with suppress(RowMissing, TableMissing):
+            await self.table.delete(self._mark)
 
     async def owns(self, table: int, row: Row) -> bool:
         # The key alone does not say so: somebody else's rows may have keys that the mapping gives, too.

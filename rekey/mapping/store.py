@@ -315,6 +315,9 @@ class MappingStore:
     async def begin(self) -> None:
         """Prepare for the first rows of the targets, which are empty or this migration's."""
 
+    async def disown(self) -> None:
+        """Undo `begin`, before the targets are dropped."""
+
     async def fresh(self) -> None:
         if self.keyring is not None:
             await self.keyring.fresh()

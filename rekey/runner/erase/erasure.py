@@ -34,7 +34,7 @@ from rekey.runner.erase.targets import (
     listed_targets,
     usable,
 )
-from rekey.runner.phases.retire import delete_unchanged, quiet_at
+from rekey.runner.phases.retire import delete_unchanged, is_changed, quiet_at
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -180,8 +180,8 @@ def erase(
             if recorded["kind"] == SUBJECTS:
                 scope = Scope(recorded["searched"], recorded.get("with_targets", False))
                 again = await find_all(now, [Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
-                left = {*recorded["rows"]} - {*again.known, *again.erased}
-                gone = () if run.mapping.is_stored else sorted(left)
+                # Of these nothing stands any more, except the tombstones that it wrote before it was cut off.
+                gone = () if run.mapping.is_stored else sorted({*recorded["rows"]} - {*again.known})
                 await _carry_out(run, now, again, scope, event.seq, gone)
                 note(run.progress, "erasure-finished", {"day": event.at[:10]})
         subjects = await find_all(now, request.queries, request.scope)
@@ -323,6 +323,8 @@ async def _carry_out(
             with suppress(errors.TableMissing, errors.TableBeingDeleted):
                 row = await run.source.get(source)
                 if row is not None:
+                    if not run.mapping.is_stored and not is_changed(row, quiet_at(run, now)):
+                        await _bury_computed(run, source, done)
                     became = await delete_unchanged(run, row, quiet_at(run, now))
         if became == "changed":
             done.changed.append(row_id)
@@ -330,7 +332,7 @@ async def _carry_out(
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
         if not run.mapping.is_stored:
-            # Before its target rows: after a kill they, or the tombstones, are found.
+            # Before any row of it is deleted: after a kill the rows, or the tombstones, are found.
             await _bury_computed(run, source, done)
         if scope.with_targets:
             deleted, all_gone = await delete_rows(run, subjects.target_rows[row_id])

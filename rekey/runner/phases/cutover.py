@@ -433,7 +433,10 @@ def _deleted(
         return gone(target, mapping, "r", advance=advance, check=run.check)
     # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
     # later stays, and is found missing in the target.
-    frozen_at = run.state.facts(run.script_id).get(FROZEN_AT) or now.cutover_at
+    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
+    if frozen_at is None and now.cutover_at is not None:
+        # The state file was lost. This is later than the freeze, by the clock of another account.
+        frozen_at = earlier(now.cutover_at, run.config.gates.margin_s)
 
     def copied(rows: Sequence[Row]) -> list[EntityKey]:
         if frozen_at is None:

@@ -138,6 +138,7 @@ async def undo(run: Run) -> None:
         return
     if await tables_with_rows(run):
         await require_source(run)  # again: some time has passed since it was checked
+    await run.mapping.disown()
     for table in {table.name: table for target in run.targets for table in apart(whole(target))}.values():
         if table.name in run.declared.migration.filled_keys:
             await _delete_rows(run, table)

@@ -117,10 +117,15 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     return kept or later(now.ended_at or now.updated_at, longest)
 
 
+def is_changed(row: Row, moment: str) -> bool:
+    """Tell whether a source row was written at or after `moment`."""
+    return ticks_of(row[TIMESTAMP]) >= ticks_of(moment)
+
+
 async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
     """Delete a source row by its ETag, unless it was written at or after `moment`; "gone": it did not exist
     any more, "changed": it was written, and stays."""
-    if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
+    if is_changed(row, moment):
         return "changed"
     try:
         await run.source.delete(key_of(row), etag=etag_of(row))
