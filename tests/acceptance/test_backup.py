@@ -1,8 +1,9 @@
 """Export and import on Azurite: every value and key of the contract survives, and a killed export ends as one
 that nobody disturbed.
 
-Soak: ten kills by SIGKILL of the installed command.
-Reason, and what `make test` covers: a minute; ends at every part in `tests/scenarios/backup/test_export.py`.
+Soak: ten kills by SIGKILL of the installed command; a copy between two accounts that is killed.
+Reason, and what `make test` covers: a minute each; ends at every part in
+`tests/scenarios/backup/test_export.py`, and cut-off copies in `test_copy.py` there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def test_every_value_and_key_of_the_contract_survives_on_azurite(tmp_path: Path,
         assert canonical_content(after[key]) == canonical_content(row)
 
 
+@pytest.mark.soak
 def test_a_copy_to_another_account_that_was_killed_is_continued(tmp_path: Path, azurite: Azurite) -> None:
     project = Project(tmp_path, azurite, elsewhere=azurite.targets)
     project.fill([*every_value(), *generic(2_000, partitions=10)])

@@ -1,9 +1,10 @@
 """Rehearsals on real Azurites: what passes, what does not, what is refused. The commands are forked (see
 `forking`); with the installed one `test_installed.py` rehearses.
 
-Soak: every EDM type from a file; keys from content in capture "delta".
-Reason, and what `make test` covers: a third and a fourth whole rehearsal; keys from content in capture
-"dual-write"; capture "delta" in `test_leaks.py`, from plan to retired, and `test_values.py`.
+Soak: every EDM type from a file; keys from content in capture "delta"; a part of a table.
+Reason, and what `make test` covers: a third, fourth and fifth whole rehearsal; keys from content in capture
+"dual-write"; capture "delta" in `test_leaks.py`, from plan to retired, and `test_values.py`; lives of parts
+in `tests/scenarios/runner/test_part_life.py`.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_
     assert list((tmp_path / "own").iterdir()) == [], "nothing is left behind"
 
 
+@pytest.mark.soak
 def test_a_part_of_a_table_lives_its_life_beside_rows_that_stay(tmp_path: Path) -> None:
     script = tmp_path / "0007_invoices_of_a_tenant.py"
     text = (EXAMPLES / script.name).read_text("utf-8")
