@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rekey.core import edm
+from rekey.core.clock import ticks_of
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -136,6 +137,11 @@ class ControlRow:
         if self.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED) or self.maintained:
             return None
         return self.handed_over_at or self.completed_at or self.updated_at
+
+    def ended_before(self, other: ControlRow) -> bool:
+        """Tell whether both have ended, this one first: the other may have got its rows from it."""
+        mine, theirs = self.ended_at, other.ended_at
+        return mine is not None and theirs is not None and ticks_of(mine) < ticks_of(theirs)
 
 
 def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:

@@ -17,6 +17,7 @@ from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
+from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
@@ -247,7 +248,8 @@ async def closed_by_count(run: Run) -> list[str]:
     if not await run.tables.table_exists(run.source.name):
         return []
     source_rows, dropped = await _count(run, run.source)
-    target_rows, _ = await _count(run, run.targets[0])
+    tables = await tables_with_its_rows(run)
+    target_rows = sum([(await _count(run, table))[0] for table in tables])
     counts = {"source_rows": source_rows, "target_rows": target_rows}
     if run.mapper.drops:
         counts[NOT_MIGRATED] = dropped
@@ -256,7 +258,8 @@ async def closed_by_count(run: Run) -> list[str]:
     if target_rows >= source_rows or run.options.reason:
         return []
     left, source = counted(target_rows, "row"), run.source
-    return [reason("fewer-rows", target=run.targets[0], left=left, source=source, source_rows=source_rows)]
+    target = " and ".join(table.name for table in tables)
+    return [reason("fewer-rows", target=target, left=left, source=source, source_rows=source_rows)]
 
 
 async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: int) -> None:

@@ -59,7 +59,7 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
         copy = await removed.open(kept)
         label = run.mapper.labels[copy.table]
         name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
-        if name not in await usable(session, run, to_write=True):
+        if name not in await usable(run, to_write=True):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))
         verify_again = phase is ControlPhase.DUAL_WRITE
         with while_allowed(run.still_alone):

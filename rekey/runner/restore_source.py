@@ -6,7 +6,6 @@ from rekey.backup.begun import control_rows, require_ended
 from rekey.backup.erased import Unerased, erased_in, recorded_in
 from rekey.backup.folder import Export
 from rekey.backup.restore import Imported, Writes, check_export, import_rows
-from rekey.core.clock import ticks_of
 from rekey.core.limits import own_name
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
 from rekey.model import Row
@@ -51,7 +50,7 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
         raise refusal("not-the-backup", folder=export.folder, script=script_id, source=source)
     others = [row for row in session.do(control_rows(run.restricted.table(CONTROL_TABLE))) if is_other(row)]
     fillers = {name for name, script in session.scripts.items() if source.name.lower() in script.fills}
-    since = [row.script_id for row in others if not _is_before(row, control)]
+    since = [row.script_id for row in others if not row.ended_before(control)]
     if filling := sorted(fillers.intersection(since)):
         raise refusal("source-is-target", source=source, scripts=", ".join(filling), folder=export.folder)
     require_ended(others, own_name(source.name), run.config.holding(source.name)[1].endpoint)
@@ -64,12 +63,6 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
     run.state.audit(RESTORED, script_id, details)
     run.state.set_fact(script_id, RESTORING, None)
     return done, erased
-
-
-def _is_before(other: ControlRow, retired: ControlRow) -> bool:
-    """Tell whether a migration was complete before the retired one: that may have got its rows from it."""
-    ended, mine = other.ended_at, retired.ended_at
-    return ended is not None and mine is not None and ticks_of(ended) < ticks_of(mine)
 
 
 async def _restored(run: Run, export: Export) -> tuple[Imported, int]:

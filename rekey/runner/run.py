@@ -4,7 +4,7 @@ session opens and closes locks and connections; phases know neither terminal nor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -127,12 +127,8 @@ class Run:
     # (GateClosed); None: a hook that fails is only reported.
     tell: Callable[..., Coroutine[Any, Any, None]] = tell_nobody
 
-    # The migrations of the project that fill its source.
-    builds_on: Sequence[Declared] = ()
-    # Those whose source it fills.
-    built_on_by: Sequence[Declared] = ()
-    # Those that migrate other parts of its source.
-    beside: Sequence[Declared] = ()
+    # The migrations of the project, itself among them.
+    scripts: Collection[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
     # Figures of the last switchover, which the run of another member may have made.
@@ -141,6 +137,21 @@ class Run:
     @property
     def script_id(self) -> str:
         return self.declared.script_id
+
+    @property
+    def builds_on(self) -> list[Declared]:
+        """The migrations of the project that fill its source."""
+        return [script for script in self.scripts if self.declared.builds_on(script)]
+
+    @property
+    def built_on_by(self) -> list[Declared]:
+        """The migrations of the project whose source it fills."""
+        return [script for script in self.scripts if script.builds_on(self.declared)]
+
+    @property
+    def beside(self) -> list[Declared]:
+        """The migrations of the project that migrate other parts of its source."""
+        return [script for script in self.scripts if script.is_beside(self.declared)]
 
     @property
     def run_group(self) -> Sequence[Run]:

@@ -382,9 +382,7 @@ class Session:
             lease_id=lease.lease_id,
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
             tell=partial(self.tell, declared.script_id),
-            builds_on=[script for script in self.scripts.values() if declared.builds_on(script)],
-            built_on_by=[script for script in self.scripts.values() if script.builds_on(declared)],
-            beside=[script for script in self.scripts.values() if script.is_beside(declared)],
+            scripts=self.scripts.values(),
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)

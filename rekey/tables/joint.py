@@ -124,11 +124,6 @@ def apart(table: Table) -> list[Table]:
     return list(table.apart()) if isinstance(table, JointTable) else [table]
 
 
-async def exists(service: TableService, name: str) -> bool:
-    """Tell whether a table exists; of a joint table, whether all of its tables do."""
-    return all([await service.table_exists(each) for each in names_in(name)])
-
-
 async def existing(service: TableService, table: Table) -> Table | None:
     """Return a table if it exists; of a joint table what is in those of its tables that exist, if any."""
     there = [name for name in names_in(table.name) if await service.table_exists(name)]

@@ -166,7 +166,7 @@ def erase(
 
     async def find_all(now: ControlRow, queries: Sequence[Query], scope: Scope) -> Subjects:
         subjects = await find(run, queries, reads_source=now.phase is not ControlPhase.RETIRED)
-        tables = await usable(session, run, to_write=scope.with_targets)
+        tables = await usable(run, to_write=scope.with_targets)
         searched = scope.searched and scope.with_targets
         target_rows = await find_rows(run, subjects.known, tables, searched=searched)
         targets = sum((counts_of(run, rows) for rows in target_rows.values()), Counter[str]())

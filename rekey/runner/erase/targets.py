@@ -12,13 +12,12 @@ from rekey.core.joint import is_joint, place_of
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
 from rekey.model import EntityKey, Row, etag_of
-from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.effects import apply_for_etags, in_turns
 from rekey.protocol.replicas import Rows, transactions
 from rekey.runner.refusals import refusal
+from rekey.runner.retired import retired_since
 from rekey.runner.run import Run
-from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
 
 # How often at most a row that keeps changing is read.
@@ -29,22 +28,15 @@ _POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
 Standing = dict[str, Rows]
 
 
-async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[str]:
+async def usable(run: Run, *, to_write: bool) -> frozenset[str]:
     """Return the names of the targets that exist and are this migration's. Raises Refused, with `to_write`,
     when another migration copies or follows rows of a target: nothing may be deleted past its clients."""
-    gone = set()
-    for other in session.scripts.values():
-        source = other.migration.source
-        if not other.builds_on(run.declared):
-            continue
+    for other in run.built_on_by if to_write else ():
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
-        if now is not None and now.phase is ControlPhase.RETIRED:
-            if other.migration.where is not None:
-                continue  # the table was not deleted
-            # What the other migration retired may be another table of the same name by now: it is not read.
-            gone.add(source.lower())
-        elif to_write and now is not None and now.is_followed:
-            raise refusal("target-is-a-source", source=source, other=other, phase=now.phase)
+        if now is not None and now.is_followed:
+            raise refusal("target-is-a-source", source=other.migration.source, other=other, phase=now.phase)
+    # What another migration retired may be another table of the same name by now: it is not read.
+    gone = await retired_since(run, run.declared)
     names = [name for name in run.declared.migration.table_names if name.lower() not in gone]
     return frozenset([name for name in names if await run.tables.table_exists(name)])
 

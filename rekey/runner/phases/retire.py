@@ -9,6 +9,7 @@ from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import written_since
 from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
+from rekey.core.joint import names_in
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
 from rekey.next_steps import next_step
@@ -25,11 +26,11 @@ from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import COUNTED, NOT_MIGRATED
+from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
 from rekey.status.notes import note
 from rekey.status.reasons import reason
-from rekey.tables.joint import exists
 
 _NAMED = 20
 
@@ -57,8 +58,12 @@ async def gate(run: Run) -> list[str]:
     is_named = run.options.backup is not None or run.options.no_backup
     if not is_named and await run.tables.table_exists(run.source.name):
         reasons.append(reason("no-backup", source=run.source, folder=backup_folder(run.script_id)))
-    if not await exists(run.tables, run.targets[0].name):
-        reasons.append(reason("target-missing", target=run.targets[0]))
+    for table in await tables_with_its_rows(run):
+        reasons += [
+            reason("target-missing", target=name)
+            for name in names_in(table.name)
+            if not await run.tables.table_exists(name)
+        ]
     return reasons
 
 
