@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -183,8 +183,8 @@ class _Reading:
         self._take = take
         self._runs = PartitionRuns(gaps=gaps)
         self._digest = blake2b(digest_size=20)
+        # The stretches that were read: their last keys, and the keys after which they begin.
         self._read_upto: list[Units] = []
-        # The keys after which the stretches in `_read_upto` begin.
         self._read_after: list[Units] = []
 
     def take_page(self, rows: Sequence[Row], continues: bool) -> None:
@@ -244,13 +244,16 @@ class _Reading:
 
     def _mark(self, after: Units, upto: Units) -> None:
         """Record that all rows after `after` up to and including `upto` were read."""
-        at = bisect_left(self._read_upto, upto)
-        self._read_upto.insert(at, upto)
-        self._read_after.insert(at, after)
+        first = bisect_left(self._read_upto, after)
+        behind = bisect_right(self._read_after, upto)
+        # Those that it touches become one with it, so that stretches never overlap.
+        touched = slice(first, behind)
+        after, upto = min([after, *self._read_after[touched]]), max([upto, *self._read_upto[touched]])
+        self._read_after[touched], self._read_upto[touched] = [after], [upto]
 
     def _was_read(self, key: Units) -> bool:
-        # Stretches are few and may overlap, so check all that end at or after the key.
-        return any(after < key for after in self._read_after[bisect_left(self._read_upto, key) :])
+        at = bisect_left(self._read_upto, key)
+        return at < len(self._read_after) and self._read_after[at] < key
 
     def inventory(self, rows: int, *, exact: bool, settled: bool, error: float = 0.0) -> Inventory:
         return Inventory(
