@@ -23,6 +23,7 @@ from benchmarks import (
     backups,
     dualwrite,
     freezes,
+    large_life,
     machine,
     peers,
     project,
@@ -124,6 +125,7 @@ class Sizes:
     rates: float = 1.0
     proxy: proxy.Sizes = proxy.FULL
     scale: tuple[int, ...] = (10**6, 10**7, 10**8)
+    large_life: int = 1_000_000
 
 
 FULL = replace(
@@ -131,6 +133,7 @@ FULL = replace(
     limits=1_000_000,
     sizes=(10_000, 1_000_000, 3_000_000),
     scale=tuple(10**power for power in range(6, 11)),
+    large_life=10_000_000,
 )
 QUICK = Sizes(
     (400,),
@@ -152,6 +155,7 @@ QUICK = Sizes(
     0.02,
     proxy.QUICK,
     (200_000,),
+    2_000,
 )
 
 
@@ -180,6 +184,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
     "row_check": lambda sizes: {"row_check": asked.row_check(sizes.row_check, say, sizes.tries)},
     "backup": lambda sizes: {"backup": backups.measure(sizes.backup, say, sizes.tries)},
+    "large_life": lambda sizes: {"large_life": large_life.measure(sizes.large_life, say)},
     "scale": lambda sizes: {"scale": scale.measure(sizes.scale, say)},
     "peers": lambda sizes: {"peers": peers.measure(sizes.peers, say, tries=sizes.tries)},
     "dual_write": lambda sizes: {

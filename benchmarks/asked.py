@@ -244,7 +244,7 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found |= _of_dual_writes(document.get("dual_write", {}))
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
-    for part in ("proxy", "sizes", "backup", "scale"):
+    for part in ("proxy", "sizes", "backup", "scale", "large_life"):
         found |= {f"{part}, {name}": one for name, one in document.get(part, {}).items() if "asked" in one}
     return {
         name: {"asked": one["asked"], "measured": one["measured"], "met": one["met"]}

@@ -26,6 +26,7 @@ import time
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -254,8 +255,8 @@ class _Connection(asyncio.Protocol):
             head, body, self._got = self._got[:end], self._got[end + 4 : whole], self._got[whole:]
             status, headers, answer = self._stub.answer(head, body)
             self._send(
-                b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\nDate: Mon, 01 Jan 2024 00:00:00 GMT\r\n\r\n%s"
-                % (status, headers, len(answer), answer)
+                b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\nDate: %s\r\n\r\n%s"
+                % (status, headers, len(answer), formatdate(usegmt=True).encode(), answer)
             )
 
     def _send(self, answer: bytes) -> None:
@@ -266,8 +267,8 @@ class _Connection(asyncio.Protocol):
             self._transport.write(answer)
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    stub = Stub(options)
+async def serve(stub: Stub) -> None:
+    """Print the port, and answer until the input ends."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Connection(stub), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -278,9 +279,11 @@ async def _serve(options: argparse.Namespace) -> None:
 class StubProcess(ServerProcess):
     """The stub as a process of its own. `options` are those of the command line."""
 
+    module = "benchmarks.stub"
+
     def __init__(self, rows: int, *options: str) -> None:
         """Take how many rows the source has, and further options."""
-        super().__init__("benchmarks.stub", rows, *options)
+        super().__init__(self.module, rows, *options)
 
     @property
     def endpoint(self) -> str:
@@ -320,7 +323,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Serve until the input ends."""
     gc.disable()  # it makes no cycles; looking through millions of remembered keys for some stops it for long
-    asyncio.run(_serve(parser().parse_args()))
+    asyncio.run(serve(Stub(parser().parse_args())))
 
 
 if __name__ == "__main__":
