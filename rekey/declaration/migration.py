@@ -303,9 +303,6 @@ class Migration:
         problem = "its rows have keys of their own, which the mapping has to list"
         refuse_if(self.indexes, "mapping", f"there are indexes: {problem}", cure=cure)
         refuse_if(self.kinds, "mapping", "there are kinds, and a row's kind is not in its key", cure=cure)
-        problem = "clients that write to both tables claim keys in the mapping"
-        is_delta = self.capture == "delta"
-        refuse_if(not is_delta, "mapping", problem, cure=f'{cure}, or use capture="delta"')
         return KeyInverse(self.target.partition_key, self.target.row_key, self.target.where)
 
     @property

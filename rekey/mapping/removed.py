@@ -1,5 +1,6 @@
-"""Target rows that a repair removed: kept in the mapping table for a while, so that they can be restored.
-They are sealed if the mapping is: shredding a month's data key takes its removed rows along."""
+"""Rows that a repair removed from a target (or, after cutover, the source): kept in the mapping table for a
+while, so that they can be restored. They are sealed if the mapping is: shredding a month's data key takes its
+removed rows along."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Kept:
 class Removed:
     """A removed row, opened."""
 
-    # The number of the target that it was in.
+    # The number of the target that it was in; -1: the source.
     table: int
     # The source key that it belonged to by the mapping; None when unknown.
     source: EntityKey | None = field(repr=False)
@@ -79,7 +80,7 @@ class RemovedRows:
         """Keep a row that is about to be removed.
 
         Args:
-            table: the number of its target.
+            table: the number of its target; -1: it is a row of the source.
             source: the source key that it belongs to, if known.
         """
         # Before the row is deleted: a copy of a row that was not deleted does no harm, a deleted row without
@@ -89,7 +90,7 @@ class RemovedRows:
         plain = json.dumps([table, source, content_of(row)], separators=(",", ":")).encode("ascii")
         parts = [plain[at : at + _PART_BYTES] for at in range(0, len(plain), _PART_BYTES)]
         version = rows.ids.long(etag_of(row), key)[:_VERSION_CHARACTERS]
-        name = f"{rows.ids.long(rows.tables[table], key)}-{version}"
+        name = f"{rows.ids.long(rows.name_of(table), key)}-{version}"
         # The first part is written last and deleted last: where it exists, the others do.
         for number, part in reversed(list(enumerate(parts))):
             at = EntityKey(self.partition, f"{name}-{number:03}")

@@ -122,6 +122,10 @@ class MappingRows:
     sealer: Sealer | None = None
     tombstones: Tombstones = field(default_factory=lambda: Tombstones(MAPPING_TABLE))
 
+    def name_of(self, table: int) -> str:
+        """Return the name of a table by its number: of a target, or -1 for the source."""
+        return self.source if table < 0 else self.tables[table]
+
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return the key of a source key's forward row in the mapping table."""
         # A keyed digest: any old key fits, of any length and characters, and rows spread evenly over the 32

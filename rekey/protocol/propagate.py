@@ -285,11 +285,11 @@ class Propagator:
         raise self.too_busy(source_key)
 
     async def _keep_removed(self, source_key: EntityKey, writes: Writes) -> None:
-        """Keep main target rows that are about to be deleted because their source row is gone."""
-        # No mapping row says that it was copied: somebody else may have written it under this key.
+        """Keep main rows, of target or source, about to be deleted because the authority's row is gone."""
+        # No mapping row says that it is a replica: somebody else may have written it under this key.
         removed = RemovedRows(self.mapping)
         for place, operation in writes:
-            if place.table == 0 and operation.verb is Verb.DELETE:
+            if place.table in (SOURCE_TABLE, 0) and operation.verb is Verb.DELETE:
                 await removed.keep(place.table, operation.row, source_key)
 
     def expected_of(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekey.core.clock import later, ticks_of
 from rekey.core.joint import place_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
+from rekey.errors import RowRefused
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.removed import Kept, RemovedRows, is_over
-from rekey.model import key_of
+from rekey.mapping.removed import Kept, Removed, RemovedRows, is_over
+from rekey.model import TIMESTAMP, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import Outcome, apply_for_etags
-from rekey.protocol.replicas import same_content
+from rekey.protocol.replicas import SOURCE_TABLE, same_content
 from rekey.runner.erase.targets import MAX_ROUNDS, usable
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
@@ -56,14 +57,17 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
             raise refusal("restore-in-phase", script=script_id, phase=now, following=following)
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, row)
-        copy = await removed.open(kept)
-        label = run.mapper.labels[copy.table]
-        name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
-        if name not in await usable(run, to_write=True):
-            raise refusal("restore-no-table", table=label, until=_until(run, kept))
         verify_again = phase is ControlPhase.DUAL_WRITE
+        copy = await removed.open(kept)
+        if copy.table == SOURCE_TABLE and not verify_again:
+            copy = _in_target(run, kept, copy)  # which decides by now
+        label = _label(run, copy)
+        if not await _exists(run, copy):
+            raise refusal("restore-no-table", table=label, until=_until(run, kept))
         with while_allowed(run.still_alone):
-            await _insert(run, kept, copy.table, copy.row, marked=verify_again)
+            await _insert(run, kept, copy, marked=verify_again)
+            if copy.table == SOURCE_TABLE:
+                await run.propagator.propagate(key_of(copy.row))
         details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
         run.state.audit(ROW_RESTORED, script_id, details)
         # After it is recorded.
@@ -73,6 +77,27 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
     done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: row restored", session.progress)
     return done
+
+
+def _in_target(run: Run, kept: Kept, copy: Removed) -> Removed:
+    """Return a removed source row as the main target row that it maps to. Raises RowRefused."""
+    try:
+        number, row = run.mapper.map({**copy.row, TIMESTAMP: kept.at})[0]
+    except RowRefused as refused:
+        raise refused.for_row(kept.name) from None
+    return replace(copy, table=number, row=row)
+
+
+def _label(run: Run, copy: Removed) -> str:
+    return run.source.name if copy.table == SOURCE_TABLE else run.mapper.labels[copy.table]
+
+
+async def _exists(run: Run, copy: Removed) -> bool:
+    """Tell whether the table of a removed row exists and is this migration's."""
+    if copy.table == SOURCE_TABLE:
+        return await run.tables.table_exists(run.source.name)
+    name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
+    return name in await usable(run, to_write=True)
 
 
 def _until(run: Run, kept: Kept) -> str:
@@ -100,10 +125,11 @@ async def _find(run: Run, removed: RemovedRows, row_id: str) -> Kept:
     return kept
 
 
-async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object], *, marked: bool) -> None:
+async def _insert(run: Run, kept: Kept, copy: Removed, *, marked: bool) -> None:
     """Insert a row if there is none. `marked`: first mark that earlier verifications do not cover it: a row
     without a source row must not go live unseen. Raises Refused when another row is there."""
-    table, write = run.targets[number], Operation(Verb.INSERT, row)
+    table, row = run.propagator.table(copy.table), copy.row
+    write = Operation(Verb.INSERT, row)
     for _ in range(MAX_ROUNDS):
         there = await table.get(key_of(row))
         # Inserted by an attempt whose answer was lost, or by a command that was cut off.
@@ -117,4 +143,6 @@ async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object], *, 
         outcome, _ = await apply_for_etags(table, [write])
         if outcome is Outcome.DONE:
             return
+        if outcome is Outcome.UNKNOWN and copy.table == SOURCE_TABLE:
+            break  # sent again, one of the two could bring a row back that a client deletes in between
     raise refusal("insert-open")

@@ -3,13 +3,13 @@
 Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and
-  the phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or
-  secondary rows (`races`). Target keys may pass from one row to another one (`folded`, `lowered` without
-  index table, `handles` with other index keys, `benches` with secondary rows), or index keys may (`seats`).
-  Rows may be of no kind (`drops`; `drops by key`: always). Of `tenants` one is migrated, and the others are
-  `beside` it. `absent`: no row is there at the beginning; `gone`: one was copied and deleted; `tagged
-  before`: it was copied with other tags at first; `a draft`: it had a kind when it was copied, and is of
-  none. Then what each client does, in which view.
+  the phase. Target keys depend on keys alone (`users`; `inverted`: no mapping is stored) or on content, with
+  an index table (`posts`) or secondary rows (`races`). Target keys may pass from one row to another one
+  (`folded`, `lowered` without index table, `handles` with other index keys, `benches` with secondary rows),
+  or index keys may (`seats`). Rows may be of no kind (`drops`; `drops by key`: always). Of `tenants` one is
+  migrated, and the others are `beside` it. `absent`: no row is there at the beginning; `gone`: one was copied
+  and deleted; `tagged before`: it was copied with other tags at first; `a draft`: it had a kind when it was
+  copied, and is of none. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -50,6 +50,7 @@ from tests.worlds.small import (
     DROPPING,
     DROPPING_BY_KEY,
     HANDLES,
+    INVERTED,
     LOWERED,
     POSTS,
     RACES,
@@ -235,6 +236,7 @@ BESIDE = {"tenants": [neighbour(1)]}
 
 KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
+    "inverted": (INVERTED, ann(1), user_steps),
     "tenants": (TENANTS, ann(1), tenant_steps),
     "posts": (POSTS, hello(1), post_steps),
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),

@@ -98,6 +98,7 @@ from tests.simulation.storm import (
     StormService,
 )
 from tests.worlds.projects import (
+    INVERTED_SCRIPT,
     POSTS_SCRIPT,
     SECONDARY_FROM_KEYS_SCRIPT,
     SECONDARY_SCRIPT,
@@ -130,6 +131,7 @@ Script = str | Callable[[object], str]
 
 KINDS: dict[str, tuple[Script, type[Application]]] = {
     "keys from keys": (under_writes(USERS_SCRIPT), Users),
+    "keys that say the old ones": (under_writes(INVERTED_SCRIPT), Users),
     "keys from keys, indexed": (under_writes(_INDEXED_SCRIPT), Users),
     "keys from content": (under_writes(POSTS_SCRIPT), Posts),
     "keys from keys, secondary rows": (under_writes(SECONDARY_FROM_KEYS_SCRIPT), Races),

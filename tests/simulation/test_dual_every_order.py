@@ -54,6 +54,10 @@ ONE_CLIENT = [
     "users, cutover: new delete",
     "users, dual_write: new merge",
     "users, cutover: old upsert",
+    "inverted, dual_write: old replace",
+    "inverted, dual_write: new delete",
+    "inverted, cutover, absent: new insert",
+    "inverted, cutover: old batch of delete and insert",
     "tenants, cutover: old replace beside, then replace",
     "posts, dual_write: old move",
     "posts, dual_write: old move, then delete",
@@ -159,6 +163,12 @@ TWO_CLIENTS = [
     ("users, cutover: new replace | new delete", "no faults", 1),
     ("users, cutover: new merge | old replace-if", "no faults", 0),
     ("users, cutover: old delete | new upsert", "no faults", 0),
+    ("inverted, dual_write: old replace | old replace", "no faults", 1),
+    ("inverted, dual_write: old delete-if | old delete-if", "an open outcome", 0),
+    ("inverted, dual_write, absent: old insert | old delete", "no faults", 1),
+    ("inverted, dual_write: old merge | new replace-if", "no faults", 1),
+    ("inverted, cutover, absent: new insert | new delete", "no faults", 1),
+    ("inverted, cutover: old delete | new upsert", "no faults", 1),
     ("posts, dual_write: old move | old delete", "no faults", 0),
     ("posts, dual_write: old merge | new replace-if", "no faults", 0),
     ("posts, cutover: old delete | new replace", "no faults", 0),
@@ -216,6 +226,9 @@ BESIDE_A_BACKFILL = [
     ("users, dual_write: old delete", "a crash, late requests", 0),
     ("users, dual_write: old replace", "no faults", 1),
     ("users, dual_write, absent: old insert", "no faults", 1),
+    ("inverted, dual_write: old delete", "a crash, late requests", 0),
+    ("inverted, dual_write: old replace", "no faults", 1),
+    ("inverted, dual_write, absent: old insert", "no faults", 1),
     ("posts, dual_write: old move", "no faults", 0),
     ("tickets, dual_write: old close", "no faults", 0),
     ("apart, dual_write: old close", "no faults", 0),
@@ -292,7 +305,8 @@ def test_a_client_loses_nothing_beside_a_backfill_and_its_sweep(name: str, fault
         ("users, dual_write: old replace", "a crash, late requests"),
         ("users, dual_write: old replace", "an open outcome"),
         ("users, cutover: new replace", "a crash, late requests"),
-        # As long as the other three together; it differs from the second in the side that is the authority.
+        ("inverted, cutover: new delete", "a crash, late requests"),
+        # As long as the others together; it differs from the second in the side that is the authority.
         pytest.param("users, cutover: new replace", "an open outcome", marks=pytest.mark.soak),
     ],
 )
@@ -314,6 +328,12 @@ def test_the_authority_moves_beside_a_client_and_nothing_is_lost(name: str, boun
     """The runner waits, freezes, drains and moves; the client looks at the control row when it likes. `make
     soak` searches these and more with larger bounds."""
     visited(f"{name}, moving", moving(name, Budget(preemptions=bound), looks=looks), at_least=180)
+
+
+@pytest.mark.parametrize("name", ["inverted, dual_write: new merge", "inverted, cutover: old delete"])
+def test_the_authority_moves_beside_a_client_without_a_stored_mapping(name: str) -> None:
+    """Fewer requests are made, so fewer states are visited."""
+    visited(f"{name}, moving", moving(name, Budget(preemptions=0), looks=1), at_least=140)
 
 
 @pytest.mark.parametrize(

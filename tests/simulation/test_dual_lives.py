@@ -45,6 +45,8 @@ IN_THE_SOAK = (
     ("keys from keys, secondary rows", 3),
     ("keys from keys, secondary rows", 2),
     ("keys from keys", 2),
+    ("keys that say the old ones", 1),
+    ("keys that say the old ones", 2),
     ("keys from content", 2),
     ("keys from content, secondary rows", 2),
 )

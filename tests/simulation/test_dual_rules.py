@@ -12,6 +12,7 @@ searches with all rules in `test_dual_every_order.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -207,6 +208,129 @@ def test_a_lost_answer_is_settled_by_all_of_its_rules(rule: Any, name: str, what
     and a write that met an unfinished one leaves a trace (ADR 0035)."""
     with rule():
         lost(dual(name, replace(OPEN, preemptions=1)), what)
+
+
+BACKFILL: dict[str, Any] = {"backfill": True, "copied": False}
+
+
+@pytest.mark.parametrize(
+    ("rules", "parts", "name", "budget", "more", "what"),
+    [
+        ((), DualParts(journal=dual_broken.LateIntents), "old replace", CRASH, {}, OLDER),
+        (
+            (dual_broken.no_last_look, dual_broken.nothing_lingers),
+            DualParts(),
+            "absent: old insert | old delete",
+            CALM,
+            {},
+            EXTRA,
+        ),
+        (
+            (dual_broken.reads_after, dual_broken.no_last_look, dual_broken.nothing_lingers),
+            DualParts(),
+            "old replace | old replace",
+            CALM,
+            {},
+            OLDER,
+        ),
+        (
+            (dual_broken.unconditional, dual_broken.no_last_look, dual_broken.nothing_lingers),
+            DualParts(),
+            "old replace | old replace",
+            CALM,
+            {},
+            OLDER,
+        ),
+        ((), DualParts(copier=broken.UpsertingCopier), "old replace", CALM, BACKFILL, OLDER),
+        (
+            (dual_broken.nothing_lingers,),
+            DualParts(sweep=broken.no_sweep),
+            "old delete",
+            CALM,
+            BACKFILL,
+            EXTRA,
+        ),
+        ((), DualParts(older_than_s=0.0), "old replace", CRASH, {"sweeps": True}, OLDER),
+        (
+            (),
+            DualParts(writer=dual_broken.ForgetsOpenWrites),
+            "old replace",
+            replace(OPEN, failures=1),
+            {},
+            OLDER,
+        ),
+        (
+            (dual_broken.no_wait_for_what_is_late,),
+            DualParts(),
+            "old replace | old replace",
+            replace(OPEN, preemptions=1),
+            {},
+            OLDER,
+        ),
+        *(
+            ((rule,), DualParts(), "old delete-if | old delete-if", replace(OPEN, preemptions=1), {}, TOLD)
+            for rule in (
+                dual_broken.content_is_proof,
+                dual_broken.journal_is_not_asked,
+                dual_broken.replicas_are_not_asked,
+            )
+        ),
+    ],
+    ids=[
+        "intents are durable",
+        "the last look",
+        "replicas are read before",
+        "conditional replica writes",
+        "the backfill inserts if absent",
+        "a sweep",
+        "young intents",
+        "open outcomes",
+        "late requests",
+        "content",
+        "the journal",
+        "replicas",
+    ],
+)
+def test_without_a_stored_mapping_the_same_rules_are_needed(
+    rules: Sequence[Any],
+    parts: DualParts,
+    name: str,
+    budget: Budget,
+    more: dict[str, Any],
+    what: str,
+) -> None:
+    """All but those about claims and listed keys: these are there at any time."""
+    phase = "dual_write, " if name.startswith("absent") else "dual_write: "
+    with ExitStack() as stack:
+        for rule in rules:
+            stack.enter_context(rule())
+        lost(dual(f"inverted, {phase}{name}", budget, parts, **more), what)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "budget", "what"),
+    [
+        (
+            dual_broken.no_waiting,
+            "inverted, dual_write: old replace-if | new replace-if",
+            Budget(preemptions=2),
+            TOLD,
+        ),
+        (
+            dual_broken.no_draining,
+            "inverted, dual_write: old replace",
+            Budget(preemptions=1, crashes=1, failures=1, late_requests=True),
+            TOLD,
+        ),
+        (dual_broken.no_waiting, "inverted, source: old replace", Budget(preemptions=4), OLDER),
+    ],
+    ids=["clients are waited for", "the journal is drained", "no client is two epochs behind"],
+)
+def test_without_a_stored_mapping_the_authority_moves_by_the_same_rules(
+    rule: Any, name: str, budget: Budget, what: str
+) -> None:
+    with rule():
+        lost(moving(name, budget, looks=0), what)
 
 
 MOVE = "lowered, cutover: old batch of delete and insert"

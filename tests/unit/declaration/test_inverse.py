@@ -98,10 +98,9 @@ KIND = RowKind("all", when=rows.every(), target=replace(INVERTED.target, propert
     ("more", "problem"),
     [
         ({"indexes": [INDEX]}, "there are indexes"),
-        ({"capture": "dual-write"}, "clients"),
         ({"kinds": [KIND], "target": None}, "there are kinds"),
     ],
-    ids=["index", "dual-write", "kinds"],
+    ids=["index", "kinds"],
 )
 def test_what_a_computed_mapping_cannot_do_is_refused_on_load(more: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidDeclaration, match=problem) as refused:
