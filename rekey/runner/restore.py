@@ -57,7 +57,7 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, row)
         copy = await removed.open(kept)
-        label = run.mapper.labels[copy.table]
+        label = run.mapper.label_of(copy.table, key_of(copy.row))
         name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
         if name not in await usable(run, to_write=True):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))

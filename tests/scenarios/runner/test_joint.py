@@ -4,13 +4,19 @@ property. Whole lives with kills are in `test_example_lives.py`."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rekey.errors import GateClosed, Refused
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.phases import Phase
+from rekey.protocol.rules import View
+from rekey.runner.commands import Mode
 from rekey.runner.phases import prepare
 from tests.asserts.command_line import Commands, CommandsOn
+from tests.worlds.company import Company, company_at
 from tests.worlds.evidence import with_key
 from tests.worlds.projects import Project
 
@@ -279,3 +285,103 @@ def test_an_empty_source_does_not_empty_the_tables_that_are_left(project: Projec
     begun("apply", SCRIPT, code=None)
     assert len(project.rows("ShipmentsOpen")) == 20
     assert EntityKey("c0", "0000") in map(key_of, project.rows("ShipmentsOpen"))
+
+
+# --- one of the tables is made again ------------------------------------------------------------------------
+
+
+def make_again(project: Project, table: str) -> None:
+    lose(project, table)
+    project.clock.advance(120)
+    asyncio.run(project.tables.create_table(table))
+
+
+def moved(row: Row) -> Row:
+    """The row as one of another kind."""
+    customer, number = row["PartitionKey"], int(row["RowKey"])
+    return shipment(customer, number, "" if "ArrivedAt" in row else "2025-03-01")
+
+
+def test_a_table_that_was_made_again_does_not_empty_its_part_of_the_source(
+    project: Project, begun: Commands
+) -> None:
+    """The other tables hold rows, so the joint table is not empty."""
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    before = [content_of(row) for row in project.rows("Shipments")]
+    make_again(project, "ShipmentsOpen")
+    refused = begun("rollback", SCRIPT, "--writers-stopped", code=3).err
+    assert "ShipmentsOpen holds 0 rows, and 20 rows of Shipments are not in it" in " ".join(refused.split())
+    assert [content_of(row) for row in project.rows("Shipments")] == before
+    begun("rollback", SCRIPT, "--writers-stopped", *WHY)
+    assert sum("ArrivedAt" not in row for row in project.rows("Shipments")) == 0
+
+
+def test_rows_that_moved_between_tables_are_not_taken_for_deleted_ones(
+    project: Project, begun: Commands
+) -> None:
+    """Before cutover and after it: nothing is under their former keys."""
+    for _ in range(2):
+        for row in project.rows("Shipments"):
+            write(project, "Shipments", moved(content_of(row)))
+        begun("apply", SCRIPT)
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    for row in project.rows("Shipments"):
+        delete(project, *independently(content_of(row)))
+        write(project, *independently(moved(content_of(row))))
+    begun("rollback", SCRIPT, "--writers-stopped")
+    assert sum(compare(project).values()) == 40
+
+
+def test_the_source_is_not_retired_for_a_table_that_was_made_again(
+    project: Project, begun: Commands
+) -> None:
+    """There are as many rows as before: the other tables hold more."""
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    begun(*COMPLETE)
+    with_key(project.folder)
+    bundle = str(project.folder / "bundle")
+    begun("evidence", "export", bundle, SCRIPT)
+    begun("evidence", "verify", bundle)
+    make_again(project, "ShipmentsOpen")
+    for number in range(900, 930):
+        write(project, *independently(shipment("c1", number, "2024-02-01")))
+    retire = ("retire", SCRIPT, "--table", "Shipments", "--no-backup", "a test")
+    assert "ShipmentsOpen is empty, and Shipments holds rows" in " ".join(begun(*retire, code=3).err.split())
+    assert len(project.rows("Shipments")) == 40
+    begun(*retire, *WHY)
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Iterator[Company]:
+    """A migration of capture "dual-write" before the gate of cutover, with clients of both views."""
+    with company_at(tmp_path, EXAMPLE.read_text("utf-8"), stock(), Phase.BACKFILL) as company:
+        company.client(View.OLD)
+        company.client(View.NEW)
+        company.apply()
+        yield company
+
+
+def made_again_beside(company: Company, table: str) -> None:
+    async def losing() -> None:
+        await company.project.tables.delete_table(table)
+        company.project.clock.advance(120)
+        await company.project.tables.create_table(table)
+
+    company.do(losing())
+
+
+def test_cutover_refuses_a_table_that_was_made_again(company: Company) -> None:
+    """After a clean verification: nothing is compared in the freeze of capture "dual-write"."""
+    made_again_beside(company, "ShipmentsOpen")
+    with pytest.raises(GateClosed, match="ShipmentsOpen is empty"):
+        company.apply(Phase.CUTOVER)
+
+
+def test_after_cutover_a_table_that_was_made_again_closes_complete_and_repair(company: Company) -> None:
+    company.apply(Phase.CUTOVER)
+    made_again_beside(company, "ShipmentsOpen")
+    with pytest.raises(GateClosed, match="ShipmentsOpen is empty"):
+        company.apply(Phase.COMPLETE)
+    with pytest.raises(Refused, match="ShipmentsOpen is empty"):
+        company.verify(Mode.FULL, repair=True)
+    assert len(company.project.rows("Shipments")) == 40
