@@ -4,6 +4,9 @@ property. Whole lives with kills are in `test_example_lives.py`."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +154,36 @@ def test_the_plan_says_what_is_in_which_table(rekey: Commands) -> None:
     assert "Shipments2023:" not in text.replace("Shipments2023: all of", "")
 
 
+def by_hand(project: Project) -> str:
+    """The digest of all tables, as docs/guides/verify-by-hand.md says."""
+    buckets = [[0, 0] for _ in range(16_384)]
+    for table in TABLES:
+        for row in map(content_of, project.rows(table)):
+            partition, row_key = f"{table}:{row.pop('PartitionKey')}", row.pop("RowKey")
+            fields = ["+".join(TABLES), partition, row_key]
+            for name in sorted(name for name in row if "@" not in name):
+                edm = row.get(f"{name}@odata.type", "Edm.String")
+                text = f"{row[name][:19]}.0000000Z" if edm == "Edm.DateTime" else row[name]
+                fields += [name, edm, text]
+            message = json.dumps(fields, separators=(",", ":")).encode()
+            bucket = buckets[zlib.crc32(f"{partition}\0{row_key}".encode()) % 16_384]
+            bucket[0] += int.from_bytes(hashlib.blake2b(message, digest_size=16).digest())
+            bucket[1] += 1
+    packed = b"".join((total % 2**128).to_bytes(16) + rows.to_bytes(8) for total, rows in buckets)
+    return hashlib.sha256(b"rekey/table/v1\0" + packed).hexdigest()
+
+
+def test_an_auditor_computes_the_digest_of_all_tables_by_hand(project: Project, begun: Commands) -> None:
+    with_key(project.folder)
+    bundle = project.folder / "bundle"
+    begun("evidence", "export", str(bundle), SCRIPT)
+    [entry] = json.loads((bundle / "data/reconciliation.json").read_bytes())[-1]["tables"]
+    assert entry["table"] == "+".join(TABLES)
+    assert entry["actual_digest"] == entry["expected_digest"] == by_hand(project)
+    write(project, "Shipments2024", {**content_of(project.rows("Shipments2024")[0]), "Weight": "7"})
+    assert by_hand(project) != entry["actual_digest"]
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_of_others_in_any_of_the_tables_stop_it(project: Project, rekey: Commands, table: str) -> None:
     others = {"PartitionKey": "p", "RowKey": "r"}
@@ -212,6 +245,43 @@ def test_a_look_up_names_table_and_key(project: Project, begun: Commands) -> Non
             [answer] = begun("lookup", SCRIPT, *asked, *WHY, "--json").json["rows"]
             assert answer["new"] == [expected]
     begun("lookup", SCRIPT, "--new", "ShipmentsOpen:c0", "0000", *WHY, code=1)
+
+
+@pytest.fixture
+def alike(project: Project, rekey: Commands) -> tuple[EntityKey, Row, Row]:
+    """A key under which two tables hold rows of different source rows, and those; the migration is complete."""
+    here = shipment("2024-02", 0)
+    there = shipment("c9", 9, "2024-02-01")
+    there["RowKey"] = "x"
+    here["RowKey"] = "c9_x"
+    for row in (here, there):
+        write(project, "Shipments", row)
+    rekey("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    rekey(*COMPLETE)
+    return EntityKey("2024-02", "c9_x"), here, there
+
+
+def test_a_look_up_by_new_key_names_the_rows_of_all_tables(
+    rekey: Commands, alike: tuple[EntityKey, Row, Row]
+) -> None:
+    key, *rows = alike
+    answers = rekey("lookup", SCRIPT, "--new", *key, *WHY, "--json").json["rows"]
+    assert {answer["old"]["partition_key"] for answer in answers} == {row["PartitionKey"] for row in rows}
+    assert {answer["new"][0]["table"] for answer in answers} == {"ShipmentsOpen", "Shipments2024"}
+
+
+def test_a_new_key_of_rows_in_several_tables_erases_none(
+    project: Project, rekey: Commands, alike: tuple[EntityKey, Row, Row]
+) -> None:
+    """It may be another person's: the mapping does not know which table is meant."""
+    key, here, there = alike
+    erase = ("erase", SCRIPT, "--new", *key, *WHY, "--with-targets")
+    assert "of different source rows" in rekey(*erase, code=3).err
+    rekey("erase", SCRIPT, "--old", *key_of(here), *WHY, "--with-targets")
+    assert "of different source rows" in rekey(*erase, code=3).err
+    assert key in map(key_of, project.rows("Shipments2024"))
+    rekey("erase", SCRIPT, "--old", *key_of(there), *WHY, "--with-targets")
+    assert key not in map(key_of, project.rows("Shipments2024"))
 
 
 def test_an_erasure_finds_its_rows_in_each_table(project: Project, begun: Commands) -> None:
