@@ -84,14 +84,20 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     rows = {name: await rows_up_to(table, 1) for name, table in tables.items()}
     if gone := [name for name, number in rows.items() if number is None]:
         return [reason("table-missing", table=name) for name in gone]
-    if any(rows[name] for name in names_in(target)):
-        # Capture "delta" compares everything before the authority moves; after that the source is outdated.
-        is_current = not run.is_delta and (authority.name == source or run.mapper.reversible)
-        emptied = await emptied_tables(run) if is_current else []
-        return [reason("target-empty", target=name, source=source) for name in emptied]
-    if await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY:
+    if (
+        any(rows[name] for name in names_in(target))
+        or await rows_up_to(run.source, MANY, _dropping(run, run.source)) != MANY
+    ):
         return []
     return [reason("target-empty", target=target, source=source)]
+
+
+async def closed_by_emptied(run: Run) -> list[str]:
+    """Return the reasons against moving the authority to a joint target of capture "dual-write", or leaving
+    it there: one of its tables was emptied (`emptied_tables`). The source must be current. May read all of
+    it: call it last."""
+    source = run.source.name
+    return [reason("target-empty", target=name, source=source) for name in await emptied_tables(run)]
 
 
 async def emptied_tables(run: Run) -> list[str]:
