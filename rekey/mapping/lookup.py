@@ -127,8 +127,8 @@ class Lookup:
             there = [await store.table.get(at[0])]
         else:
             at, there = await self._by_new(query.new or EntityKey("", ""))
-        found = tuple(row for row in there if row is not None)
-        return Matches(query, tuple(str(row[ROW_KEY]) for row in found) or (at[0].row,), found)
+        present = tuple(row for row in there if row is not None)
+        return Matches(query, tuple(str(row[ROW_KEY]) for row in present) or (at[0].row,), present)
 
     async def open(self, matches: Matches) -> list[FoundKeys | ErasedRow]:
         """Open the mapping rows of a query, and return their keys, each source row once. Raises
