@@ -157,8 +157,11 @@ async def require_droppable(run: Run) -> None:
             rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
             listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
             more = ", …" if len(only) > _NAMED else ""
+            # `apply` takes them out where it can: with one of several tables gone it has to begin again.
+            gone = [name for name in names_in(run.targets[0].name) if not await run.tables.table_exists(name)]
             raise refusal(
-                "rows-only-in-target",
+                "rows-only-in-tables-left" if gone else "rows-only-in-target",
+                gone=joint_name(gone) if gone else "",
                 rows=rows,
                 listed=listed + more,
                 target=run.targets[0],

@@ -16,8 +16,11 @@ from rekey.errors import GateClosed, Refused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.protocol.rules import View
+from rekey.runner import remaining
 from rekey.runner.commands import Mode
 from rekey.runner.phases import prepare
+from rekey.tables import joint
+from rekey.tables.base import Table, TableService
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.worlds.company import Company, company_at
 from tests.worlds.evidence import with_key
@@ -339,6 +342,42 @@ def test_rows_that_only_one_of_the_tables_has_are_not_dropped(
     lose(project, next(name for name in TABLES if name != table))
     assert "1 row of" in " ".join(begun(*DROP, code=3).err.split())
     assert only[1] in map(content_of, project.rows(table))
+
+
+def test_a_table_that_goes_during_the_proof_does_not_end_it(
+    project: Project, begun: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = independently(shipment("c7", 700))
+    write(project, *only)
+    names = iter(["Shipments2023"])
+
+    async def existing(service: TableService, table: Table) -> Table | None:
+        there = await joint.existing(service, table)
+        for name in names:
+            await service.delete_table(name)
+        return there
+
+    monkeypatch.setattr(remaining, "existing", existing)
+    assert "1 row of" in " ".join(begun(*DROP, code=3).err.split())
+    assert only[1] in map(content_of, project.rows("ShipmentsOpen"))
+
+
+def test_with_a_table_gone_and_rows_deleted_the_next_step_leads_on(project: Project, begun: Commands) -> None:
+    """`apply` cannot take the deleted rows out while a table is missing, and without that none is dropped."""
+    lose(project, "Shipments2023")
+    project.clock.advance(120)
+    gone = [shipment("c0", 0), shipment("c2", 2, "2024-12-31")]
+    for row in gone:
+        delete(project, "Shipments", row)
+    begun("apply", SCRIPT, code=4)
+    refused = " ".join(begun(*DROP, code=3).err.split())
+    assert "2 rows of" in refused and "and Shipments2023 does not exist" in refused
+    keep = f"rollback {SCRIPT} --to source --keep-targets"
+    assert f"`rekey {keep}`, then `rekey apply {SCRIPT}`" in refused
+    begun(*keep.split())
+    begun("apply", SCRIPT)
+    assert sum(compare(project).values()) == 38
+    begun(*DROP)
 
 
 def test_rows_of_the_tables_that_are_left_are_dropped_once_proved(project: Project, begun: Commands) -> None:
