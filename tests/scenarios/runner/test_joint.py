@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rekey.core.joint import joint_name
 from rekey.errors import GateClosed, Refused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
-from rekey.protocol.rules import View
+from rekey.protocol.rules import NEW_VIEW_CLOSED, View, refusal
 from rekey.runner import remaining
 from rekey.runner.commands import Mode
 from rekey.runner.phases import prepare
@@ -211,6 +212,14 @@ def test_prepare_looks_for_rows_of_others_in_each_table(
     assert f"table {table} holds rows" in reason
 
 
+def test_people_read_no_name_of_the_joint_table(begun: Commands) -> None:
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    refused = begun("verify", SCRIPT, code=3).err
+    assert "writes to Shipments2023, Shipments2024 and 2 more tables" in " ".join(refused.split())
+    refused_by_client = refusal(NEW_VIEW_CLOSED, joint_name(TABLES))
+    assert refused_by_client.what.startswith("Shipments2023, Shipments2024 and 2 more tables cannot be used")
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_cutover_and_complete_ask_that_each_table_exists(
     project: Project, begun: Commands, table: str
@@ -233,10 +242,11 @@ def test_a_row_that_nothing_gives_is_named_removed_and_restored(project: Project
     assert ("Shipments2024", "2024-01", "c1_9") in named
     assert ("ShipmentsOpen", changed["PartitionKey"], changed["RowKey"]) in named
     assert {table for table, *_ in named} <= {"Shipments", *TABLES}
+    assert {each["table"] for each in report["divergences"]} == {"Shipments2024", "ShipmentsOpen"}
     report = begun("verify", SCRIPT, "--repair", "--json", code=1).json
     compare(project)
     [row_id] = [each["row"] for each in report["repair"]["repairs"] if each["kind"] == "extra"]
-    begun("restore-row", row_id, *WHY)
+    assert begun("restore-row", row_id, *WHY, "--json").json["table"] == "Shipments2024"
     assert stray in map(content_of, project.rows("Shipments2024"))
 
 
