@@ -503,3 +503,33 @@ def test_after_cutover_a_table_that_was_made_again_closes_complete_and_repair(co
     with pytest.raises(Refused, match="ShipmentsOpen is empty"):
         company.verify(Mode.FULL, repair=True)
     assert len(company.project.rows("Shipments")) == 40
+
+
+NEXT = """
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="ShipmentsOpen",
+    target=Target(
+        "OpenV2", partition_key=keys.keep(), row_key=keys.keep(), properties=[props.set("Since", 2026)]
+    ),
+    capture="delta",
+)
+"""
+
+
+def test_the_source_is_retired_after_one_of_the_tables_was(project: Project, begun: Commands) -> None:
+    """A later migration moved that table's rows: it is gone, and not one that was emptied."""
+    begun("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    begun(*COMPLETE)
+    later = project.script(NEXT, "0011_open.py")
+    begun("apply", later, "--to", "complete", "--writers-stopped", "--yes", later)
+    with_key(project.folder)
+    for script_id, table in ((later, "ShipmentsOpen"), (SCRIPT, "Shipments")):
+        project.clock.advance(60)
+        bundle = str(project.folder / f"bundle-{table}")
+        begun("evidence", "export", bundle, script_id)
+        begun("evidence", "verify", bundle)
+        begun("retire", script_id, "--table", table, "--no-backup", "a test")
+    assert not {"Shipments", "ShipmentsOpen"} & set(asyncio.run(project.tables.table_names()))
+    assert len(project.rows("OpenV2")) == 20
