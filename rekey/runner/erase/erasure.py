@@ -237,7 +237,7 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
             except errors.Erased as erased:
                 on = erased.on
         if query.new is not None and len(sources) + bool(on) > 1:
-            raise refusal("new-key-of-several", script=run.script_id)
+            raise refusal("new-key-of-several", script=run.script_id, rows=", ".join(matches.row_ids))
         if on:
             before.update(dict.fromkeys(matches.row_ids, on))
         if query.old is not None and (on or sources):
