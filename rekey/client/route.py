@@ -20,6 +20,7 @@ from rekey.client.secondary import WithSecondary, confirmed
 from rekey.client.send import outcome_unknown, send, send_alone
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.target_authority import TargetAuthority
+from rekey.core.joint import spoken
 from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, RowTooBusy, ServiceError, Unavailable
 from rekey.mapping.rows import pointer_of
@@ -307,7 +308,7 @@ class Writer:
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:
     """Return the error of a write that was not sent in time, or answered too late to be relied on."""
-    what = f"the write to {table} took too long"
+    what = f"the write to {spoken(table)} took too long"
     if sent:
         return outcome_unknown(f"{what}: it may have been applied, or may be yet")
     return Unavailable(f"nothing was written: {what} before it began", hint="repeat the operation")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rekey.client.lease import Permit
 from rekey.client.parts import ClientParts
 from rekey.core.concurrency import cancel
+from rekey.core.joint import spoken
 from rekey.errors import RekeyError, RowRefused
 from rekey.mapping.rows import targets_of
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
@@ -139,7 +140,7 @@ class Shadow:
         _log.warning(
             "shadow read: row %s differs between %s and %s",
             row_id,
-            *(table.name for table in self._tables.values()),
+            *(spoken(table.name) for table in self._tables.values()),
             extra={"event": "shadow-read-differs"},
         )
 

@@ -14,9 +14,15 @@ _BETWEEN_NAMES = "+"
 _AFTER_NAME = ":"
 
 
+class JointName(str):
+    """The name of a joint table. A type of its own, because a folder or a file may be called `A+B`, too."""
+
+    __slots__ = ()
+
+
 def joint_name(names: Sequence[str]) -> str:
     """Return the name of the joint table of some tables; of a single one its own."""
-    return _BETWEEN_NAMES.join(names)
+    return names[0] if len(names) == 1 else JointName(_BETWEEN_NAMES.join(names))
 
 
 def names_in(name: str) -> tuple[str, ...]:

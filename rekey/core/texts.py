@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -11,11 +10,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 from rekey import errors
-from rekey.core.joint import spoken
-from rekey.core.limits import TABLE_NAME, TARGET_ACCOUNT_SUFFIX
+from rekey.core.joint import JointName, spoken
 
-_NAME = rf"{TABLE_NAME.pattern}(?:{TARGET_ACCOUNT_SUFFIX})?"
-_JOINT = re.compile(rf"{_NAME}(?:\+{_NAME})+")
 # The texts of each code, by the name of the part.
 Catalogue: TypeAlias = Mapping[str, Mapping[str, str]]
 
@@ -48,10 +44,10 @@ def filled(texts: Mapping[str, str], values: Mapping[str, object], *parts: str) 
 
 def _for_people(value: object) -> object:
     """Return a value of a text with the name of a joint table as people read it."""
-    name = value if isinstance(value, str) else getattr(value, "name", None)
-    if not isinstance(name, str) or not _JOINT.fullmatch(name):
-        return value
-    return spoken(name) if isinstance(value, str) else SimpleNamespace(name=spoken(name))
+    if isinstance(value, JointName):
+        return spoken(value)
+    name = getattr(value, "name", None)
+    return SimpleNamespace(name=spoken(name)) if isinstance(name, JointName) else value
 
 
 class Errors(Protocol):

@@ -90,6 +90,12 @@ class Mapper:
         """The tables' names in text for people."""
         return self.migration.labels
 
+    def label_of(self, table: int, key: EntityKey) -> str:
+        """Return the name in text for people of the table that holds a target row; in a joint table that of
+        the table itself. `table`: the row's number; `key`: as in the table of that number."""
+        name = self.tables[table]
+        return own_key(key)[0] if is_joint(name) else self.labels[table]
+
     @property
     def reversible(self) -> bool:
         """Whether the migration can be rolled back after cutover (`reverse=True`)."""

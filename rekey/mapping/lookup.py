@@ -123,11 +123,12 @@ class Lookup:
             digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in rows))
             return Matches(query, digests or ("",), tuple(rows))
         if query.old is not None:
-            at = store.rows.forward_key(query.old)
-            row = await store.table.get(at)
+            at = [store.rows.forward_key(query.old)]
+            there = [await store.table.get(at[0])]
         else:
-            at, row = await self._by_new(query.new or EntityKey("", ""))
-        return Matches(query, (at.row,), ()) if row is None else Matches(query, (row[ROW_KEY],), (row,))
+            at, there = await self._by_new(query.new or EntityKey("", ""))
+        present = tuple(row for row in there if row is not None)
+        return Matches(query, tuple(str(row[ROW_KEY]) for row in present) or (at[0].row,), present)
 
     async def open(self, matches: Matches) -> list[FoundKeys | ErasedRow]:
         """Open the mapping rows of a query, and return their keys, each source row once. Raises
@@ -146,15 +147,14 @@ class Lookup:
                 answers[row_id] = ErasedRow(row_id, erased.on)
         return list(answers.values())
 
-    async def _by_new(self, key: EntityKey) -> tuple[EntityKey, Row | None]:
-        """Return the reverse row of a key in a new table, and the key of that row."""
+    async def _by_new(self, key: EntityKey) -> tuple[list[EntityKey], list[Row | None]]:
+        """Return the keys of the reverse rows that a key in a new table can have, and those rows: each table
+        of a joint table can hold a row under it."""
         store, main = self._store, self._store.rows.tables[0]
         keys = [joint_key(prefix_of(name), key) for name in names_in(main)] if is_joint(main) else [key]
         at = [store.rows.reverse_key(each) for each in keys]
-        for each in at:
-            if (row := await store.table.get(each)) is not None:
-                return each, row
-        return at[0], await self._by_index(key)
+        there = [await store.table.get(each) for each in at]
+        return at, there if any(there) else [await self._by_index(key)]
 
     async def _by_index(self, key: EntityKey) -> Row | None:
         """Return the reverse row of the main row that an index row under `key` points to, if any."""

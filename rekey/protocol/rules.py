@@ -6,6 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from rekey.core.joint import spoken
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 
@@ -169,7 +170,7 @@ _REFUSALS = {
 def refusal(code: str, table: str) -> WritesRefused:
     """Return the error for a refused operation on the table named, saying what to do."""
     what, hint = _REFUSALS[code]
-    return WritesRefused(code, what.format(table=table), hint=hint, retryable=code == FROZEN)
+    return WritesRefused(code, what.format(table=spoken(table)), hint=hint, retryable=code == FROZEN)
 
 
 def refusal_code(view: View, route_taken: Route, *, copied: bool) -> str:

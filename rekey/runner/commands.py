@@ -12,6 +12,7 @@ from typing import Any
 import rfc8785
 
 from rekey import errors
+from rekey.core.joint import spoken
 from rekey.core.progress import Interruptible
 from rekey.core.spill import free_bytes
 from rekey.next_steps import apply_to, next_step
@@ -434,7 +435,7 @@ def _require_comparable(run: Run, control: ControlRow | None) -> None:
     phase = ControlPhase.SOURCE if control is None else control.phase
     if phase is ControlPhase.SOURCE:
         raise refusal("nothing-to-compare", script=run.script_id)
-    what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
+    what, hint, target = "", f"`rekey status {run.script_id}` says what is next", spoken(run.targets[0].name)
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
         writes = f'the application writes to {target}, and with capture "delta" nothing follows it'
         what = f"{writes}, so differences say nothing"

@@ -4,17 +4,20 @@ which is recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rekey.copy.sweep import DigestParts
 from rekey.core.concurrency import for_each
-from rekey.core.joint import names_in
+from rekey.core.joint import joint_name, names_in, spoken
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, TableBeingDeleted, TableMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.next_steps import next_step
 from rekey.present.text import counted
+from rekey.protocol.reverse import ReversePropagator
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.retired import tables_with_its_rows
@@ -55,7 +58,8 @@ async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> 
 async def _rows_up_to(every: Table, most: int, without: Mapper | None) -> int | None:
     rows = 0
     # Of a part, and of a table of dropped rows, all pages may be read: they are of full size then.
-    page_rows = most if without is None and not isinstance(every, PartOfTable) else MAX_PAGE_ROWS
+    reads_all = without is not None or isinstance(every, PartOfTable)
+    page_rows = MAX_PAGE_ROWS if reads_all else min(most, MAX_PAGE_ROWS)
     try:
         select = _KEYS if without is None else None
         async for page in every.scan(select=select, page_rows=page_rows, ahead=False):
@@ -88,6 +92,39 @@ async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
     return [reason("target-empty", target=target, source=source)]
 
 
+async def closed_by_emptied(run: Run) -> list[str]:
+    """Return the reasons against moving the authority to a joint target of capture "dual-write", or leaving
+    it there: one of its tables was emptied (`emptied_tables`). The source must be current. May read all of
+    it: call it last."""
+    source = run.source.name
+    return [reason("target-empty", target=name, source=source) for name in await emptied_tables(run)]
+
+
+async def emptied_tables(run: Run) -> list[str]:
+    """Return the names of the tables of a joint main target that are empty although the source holds `MANY`
+    rows for them: somebody deleted such a table and created it again. None for any other main target."""
+    parts = apart(whole(run.targets[0]))
+    empty = [part.name for part in parts if len(parts) > 1 and await rows_up_to(part, 1) == 0]
+    return await _with_source_rows(run, empty) if empty else []
+
+
+async def _with_source_rows(run: Run, names: Collection[str]) -> list[str]:
+    """Return those of some tables of a joint main target for which the source holds `MANY` rows or more."""
+    select = sorted({*_KEYS}.union(*(kind.when.inputs() for kind in run.declared.migration.kinds)))
+    rows = dict.fromkeys(names, 0)
+    with run.progress.task("look for the rows of empty tables") as advance:
+        async for page in run.source.scan(select=select):
+            run.check()
+            for row in page.rows:
+                kind = run.mapper.kind_of(row)
+                if kind is not None and kind.target.table in rows:
+                    rows[kind.target.table] += 1
+            if min(rows.values()) >= MANY:
+                break
+            advance(len(page.rows))
+    return [name for name, number in rows.items() if number >= MANY]
+
+
 # --- before targets are dropped ----------------------------------------------------------------------------
 
 
@@ -111,12 +148,8 @@ async def require_droppable(run: Run) -> None:
         return  # nothing would be lost
     await require_source(run)
     proof: dict[str, Any] = {"reason": run.options.reason}
-    try:
-        only = await rows_only_in_target(run)
-    except (
-        TableMissing,
-        TableBeingDeleted,
-    ):  # the source; or the main target, whose index tables hold copies of its rows
+    only = await _proved_in_source(run)
+    if only is None:
         proof["source"] = "does not exist" if await rows_up_to(run.source, 1) is None else "exists"
     else:
         proof["only_in_target"] = len(only)
@@ -124,8 +157,11 @@ async def require_droppable(run: Run) -> None:
             rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
             listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
             more = ", …" if len(only) > _NAMED else ""
+            # `apply` takes them out where it can: with one of several tables gone it has to begin again.
+            gone = [name for name in names_in(run.targets[0].name) if not await run.tables.table_exists(name)]
             raise refusal(
-                "rows-only-in-target",
+                "rows-only-in-tables-left" if gone else "rows-only-in-target",
+                gone=joint_name(gone) if gone else "",
                 rows=rows,
                 listed=listed + more,
                 target=run.targets[0],
@@ -133,6 +169,18 @@ async def require_droppable(run: Run) -> None:
                 script=run.declared.cli_selector,
             )
     run.state.audit("drop-proved", run.script_id, proof)
+
+
+async def _proved_in_source(run: Run) -> list[EntityKey] | None:
+    """Return the keys of the main target's rows that no source row maps to; None where the source does not
+    exist, or nothing of the main target, whose index tables hold copies of its rows."""
+    for _ in apart(whole(run.targets[0])):
+        with suppress(TableMissing, TableBeingDeleted):
+            return await rows_only_in_target(run)
+        if await rows_up_to(run.source, 1) is None or await existing(run.tables, run.targets[0]) is None:
+            return None
+        # Of a joint target one table went meanwhile: look at those that are left.
+    return await rows_only_in_target(run)
 
 
 async def rows_only_in_target(run: Run) -> list[EntityKey]:
@@ -255,45 +303,57 @@ async def closed_by_count(run: Run) -> list[str]:
         counts[NOT_MIGRATED] = dropped
     run.state.audit(COUNTED, run.script_id, {**counts, "reason": run.options.reason})
     source_rows -= dropped
-    if target_rows >= source_rows or run.options.reason:
+    if run.options.reason:
         return []
-    left, source = counted(target_rows, "row"), run.source
-    target = " and ".join(table.name for table in tables)
-    return [reason("fewer-rows", target=target, left=left, source=source, source_rows=source_rows)]
+    source = run.source
+    if target_rows < source_rows:
+        left, target = counted(target_rows, "row"), " and ".join(spoken(table.name) for table in tables)
+        return [reason("fewer-rows", target=target, left=left, source=source, source_rows=source_rows)]
+    # Rows that were written to the other tables since would hide it.
+    return [reason("table-emptied", table=name, source=source) for name in await emptied_tables(run)]
 
 
 async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: int) -> None:
-    """Refuse, without a reason, to delete more rows of the source than the target holds.
+    """Refuse, without a reason, to delete more rows of the source than the target holds; of a joint target,
+    more rows of one of its tables than that table holds.
 
     Args:
         run: the migration.
-        gone: source keys whose rows are not in the main target; some have no source row either.
+        gone: source keys whose rows are not in the main target; some have no source row either, and some
+            moved to another key.
         target_rows: how many rows the main target holds.
 
     Raises:
         Refused: more of them exist in the source than the target holds, and `MANY` or more. Rows that are
             dropped are not deleted, and do not count.
     """
-    if len(gone) < max(MANY, target_rows + 1):
+    parts = apart(whole(run.targets[0]))
+    keys = dict.fromkeys(gone)
+    if len(keys) < (MANY if len(parts) > 1 else max(MANY, target_rows + 1)):
         return
-    standing = 0
+    reverse, standing = ReversePropagator(run.propagator), Counter[str]()
 
     async def count(key: EntityKey) -> None:
-        nonlocal standing
         run.check()
-        # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
-        exists = await has_migrated_row(run, key)
-        standing += exists
+        row = await run.source.get(key)
+        if row is None or run.mapper.is_dropped(row):
+            return
+        if run.mapper.content_derived and await reverse.authority(await run.mapping.forward(key)) is not None:
+            return  # it moved
+        kind = run.mapper.kind_of(row) if len(parts) > 1 else None
+        standing[run.targets[0].name if kind is None else kind.target.table] += 1
 
-    await for_each(gone, count, limit=run.config.limits.concurrency)
-    if standing < max(MANY, target_rows + 1):
-        return
-    if not run.options.reason:
-        raise refusal(
-            "back-would-delete", target=run.targets[0], source=run.source, gone=standing, left=target_rows
-        )
-    details = {"gone": standing, "left": target_rows, "reason": run.options.reason}
-    run.state.audit("deletes-most", run.script_id, details)
+    await for_each(keys, count, limit=run.config.limits.concurrency)
+    for table in parts:
+        if (number := standing[table.name]) < MANY:
+            continue
+        left = target_rows if len(parts) == 1 else await rows_up_to(table, number) or 0
+        if number <= left:
+            continue
+        if not run.options.reason:
+            raise refusal("back-would-delete", target=table, source=run.source, gone=number, left=left)
+        details = {"gone": number, "left": left, "reason": run.options.reason}
+        run.state.audit("deletes-most", run.script_id, details)
 
 
 async def _count(run: Run, table: Table) -> tuple[int, int]:
@@ -312,16 +372,21 @@ async def _count(run: Run, table: Table) -> tuple[int, int]:
 
 
 async def require_rows(run: Run, authority: Table, replica: Table) -> None:
-    """Refuse, without a reason, to delete all rows of a replica because the authority is empty. Raises
-    Refused for a replica of `MANY` rows or more."""
+    """Refuse, without a reason, to delete all rows of a replica because the authority is empty, or one of the
+    tables of an authority that is joint. Raises Refused for a replica of `MANY` rows or more."""
     if await rows_up_to(authority, 1):
+        emptied = await emptied_tables(run) if authority.name == run.targets[0].name else []
+        if not emptied:
+            return
+        empty = joint_name(emptied)
+    elif await rows_up_to(replica, MANY, _dropping(run, replica)) != MANY:
         return
-    if await rows_up_to(replica, MANY, _dropping(run, replica)) != MANY:
-        return
+    else:
+        empty = authority.name
     if not run.options.reason:
         instead = f"rollback {run.declared.cli_selector} --to source --drop-targets --reason TEXT"
         if not run.is_delta:
             instead = f"verify {run.script_id} --mode full --repair --reason TEXT"
-        raise refusal("authority-empty", authority=authority, replica=replica, instead=instead)
-    details = {"empty": authority.name, "rows_of": replica.name, "reason": run.options.reason}
+        raise refusal("authority-empty", authority=empty, replica=replica, instead=instead)
+    details = {"empty": empty, "rows_of": replica.name, "reason": run.options.reason}
     run.state.audit("deletes-all", run.script_id, details)

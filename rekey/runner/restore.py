@@ -89,7 +89,9 @@ def _in_target(run: Run, kept: Kept, copy: Removed) -> Removed:
 
 
 def _label(run: Run, copy: Removed) -> str:
-    return run.source.name if copy.table == SOURCE_TABLE else run.mapper.labels[copy.table]
+    if copy.table == SOURCE_TABLE:
+        return run.source.name
+    return run.mapper.label_of(copy.table, key_of(copy.row))
 
 
 async def _exists(run: Run, copy: Removed) -> bool:

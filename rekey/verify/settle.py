@@ -385,7 +385,7 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[TrackedPoint]) -> Iter
             refused = Divergence(DifferenceKind.REFUSED, name, "", source_id, code=verdict.code)
             yield KeyedDivergence(refused, point, point.key)
             continue
-        table = ctx.label(point.table)
+        table = ctx.mapper.label_of(point.table, point.key)
         row_id = ctx.target_id(point.table, point.key)
         stray = (point.table, point.key, verdict.etag) if verdict.kind is DifferenceKind.EXTRA else None
         for source in verdict.sources or (None,):
@@ -410,7 +410,7 @@ def _wrong_key(ctx: ReconcileContext, first: TrackedPoint, second: TrackedPoint)
     source, table = missing.sources[0], first.point.table
     divergence = Divergence(
         DifferenceKind.WRONG_KEY,
-        ctx.label(table),
+        ctx.mapper.label_of(table, first.point.key),
         ctx.target_id(table, first.point.key),
         ctx.source_id(source),
         stray_id=ctx.target_id(table, second.point.key),

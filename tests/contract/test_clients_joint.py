@@ -18,7 +18,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from tests.asserts.client_pairs import Driver, ours
 from tests.worlds.begun_migrations import SECRETS, Begun, declared_as
-from tests.worlds.proxy import between, config_of
+from tests.worlds.proxy import between, changeset, config_of
 
 pytestmark = [pytest.mark.azurite]
 KEY = ("eu", "it's 1")
@@ -199,3 +199,33 @@ async def test_a_proxy_carries_writes_to_each_table(
         assert (await direct.ask("GET", f"{setting.old}(PartitionKey='eu',RowKey='3')")).status == 200
         wrong = await behind.ask("POST", setting.opened, {**moved, "RowKey": "4"})
         assert wrong.status == 400
+
+
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+async def test_a_proxy_carries_a_transaction_of_one_of_the_tables(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: ControlPhase
+) -> None:
+    await setting.reach(phase)
+    config = config_of(tmp_path, setting.azurite, monkeypatch)
+    async with between(config, setting.azurite, setting.begun.declared) as (direct, behind):
+
+        async def batch(*operations: tuple[str, str, Any, dict[str, str]]) -> tuple[int, bytes]:
+            answer = await behind.ask("POST", "$batch", *changeset(behind.endpoint, operations))
+            return answer.status, answer.body
+
+        opened = [("POST", setting.opened, {**ticket(Region="eu"), "RowKey": key}, {}) for key in "ab"]
+        status, body = await batch(*opened)
+        assert (status, body.count(b"HTTP/1.1 20")) == (202, 2), body
+        rows = (await direct.ask("GET", f"{setting.old}()")).json["value"]
+        assert [(row["PartitionKey"], row["RowKey"], row["Status"]) for row in rows] == [
+            ("eu", "a", "open"),
+            ("eu", "b", "open"),
+        ]
+        closed = {**ticket("closed", Region="eu"), "PartitionKey": "EU", "RowKey": "c"}
+        _, body = await batch(*opened[:1], ("POST", setting.closed, closed, {}))
+        assert b"CommandsInBatchActOnDifferentPartitions" in body
+        taken = ("POST", setting.opened, {**ticket(Region="eu"), "RowKey": "c"}, {})
+        _, body = await batch(taken, *opened[1:])
+        assert b"1:" in body and b"EntityAlreadyExists" in body, body
+        assert await setting.keys_in(setting.opened) == [("eu", "a"), ("eu", "b")]
+        assert await setting.keys_in(setting.closed) == []

@@ -207,9 +207,18 @@ def erase(
 
 
 async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Subjects:
-    """Return the subjects that queries name. `reads_source`: whether the source is still the migration's, so
-    that its rows which no kind takes, and no mapping row names, are found there. Raises SealedUnreadable for
-    a mapping row it cannot open."""
+    """Return the subjects that queries name.
+
+    Args:
+        run: the migration.
+        queries: what names them.
+        reads_source: whether the source is still the migration's, so that its rows which no kind takes, and
+            no mapping row names, are found there.
+
+    Raises:
+        Refused: several tables have a row under a new key, of different source rows.
+        SealedUnreadable: a mapping row cannot be opened.
+    """
     store = run.mapping
     lookup = lookup_of(store, run.tables)
     expired = await store.expired_on()
@@ -227,6 +236,8 @@ async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Sub
                 sources.add(lookup.source_of(row))
             except errors.Erased as erased:
                 on = erased.on
+        if query.new is not None and len(sources) + bool(on) > 1:
+            raise refusal("new-key-of-several", script=run.script_id, rows=", ".join(matches.row_ids))
         if on:
             before.update(dict.fromkeys(matches.row_ids, on))
         if query.old is not None and (on or sources):

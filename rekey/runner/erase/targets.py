@@ -8,7 +8,7 @@ from functools import partial
 
 from rekey import errors
 from rekey.core.concurrency import for_each
-from rekey.core.joint import is_joint, place_of
+from rekey.core.joint import place_of
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
 from rekey.model import EntityKey, Row, etag_of
@@ -111,10 +111,7 @@ async def _is_owner(run: Run, source: EntityKey, main: EntityKey) -> bool:
 
 def counts_of(run: Run, rows: Mapping[TargetKey, object]) -> Counter[str]:
     """Return how many rows there are of each table, by the table's label in reports."""
-    return Counter(
-        table_of(run, place) if is_joint(run.mapper.tables[place.table]) else run.mapper.labels[place.table]
-        for place in rows
-    )
+    return Counter(run.mapper.label_of(place.table, place.key) for place in rows)
 
 
 async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
-from rekey.protocol.control import Maintainer
+from rekey.protocol.control import ControlRow, Maintainer
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
-from rekey.runner.remaining import closed_by_tables
+from rekey.runner.remaining import closed_by_emptied, closed_by_tables
 from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.verification import closed_by_difference, last_number
 from rekey.status.notes import note
@@ -32,6 +32,15 @@ async def gate(run: Run) -> list[str]:
     reasons = await closed_by_tables(run, authority=run.targets[0])
     if run.is_delta or reasons:
         return reasons
+    reasons = await _closed_by_clients(run, now)
+    # Without `reverse` the source is not current any more.
+    is_current = now.phase is ControlPhase.CUTOVER and run.mapper.reversible
+    return reasons or (await closed_by_emptied(run) if is_current else [])
+
+
+async def _closed_by_clients(run: Run, now: ControlRow) -> list[str]:
+    """Return the clients, of this migration or of another part of its source, that still use the old view."""
+    reasons: list[str] = []
     if now.phase is ControlPhase.CUTOVER:
         # What they write of this part would be over with the source.
         reasons = await clients.closed_by_other_parts(run)

@@ -12,6 +12,7 @@ from rekey.errors import CredentialRefused
 from rekey.phases import Phase
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
+from tests.scenarios.runner.test_joint import EXAMPLE, TABLES, shipment, stock
 from tests.scenarios.runner.test_part_life import PART, TENANT, invoice
 from tests.worlds.backups import contents
 from tests.worlds.evidence import prove
@@ -64,6 +65,27 @@ def test_an_import_into_a_target_that_waits_for_its_rows_is_refused(users: Comma
     applied_to(users, Phase.PREPARE)
     assert "a target" in users("import", str(tmp_path / "out"), "UsersV2", code=3).err
     assert contents(users.project, "UsersV2") == []
+
+
+@pytest.mark.parametrize("table", ["shipmentsopen", "Shipments2023", "SHIPMENTS"])
+@pytest.mark.parametrize("phase", [Phase.RECONCILE, Phase.CUTOVER])
+def test_nothing_is_written_to_one_of_the_tables_of_kinds(
+    tmp_path: Path, commands_on: CommandsOn, monkeypatch: pytest.MonkeyPatch, phase: Phase, table: str
+) -> None:
+    """Together they are one joint table; each is named by itself where rows are imported or copied."""
+    monkeypatch.setenv("OLD", ENDPOINT)
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLE.read_text("utf-8").replace('"dual-write"', '"delta"')
+    rekey = commands_on(project_of(tmp_path / "project", text, stock(), name=EXAMPLE.name))
+    asyncio.run(rekey.project.fill("Other", [shipment("c1", 900, "2023-01-01")]))
+    rekey("export", "Other", str(tmp_path / "out"))
+    rekey("apply", "--to", str(phase), "--writers-stopped")
+    before = {name: contents(rekey.project, name) for name in ("Shipments", *TABLES)}
+    role = "the source" if table == "SHIPMENTS" else "a target"
+    for words in (("import", "out", table), ("copy", "OLD/Other", f"OLD/{table}")):
+        said = " ".join(rekey(*words, code=3).err.split())
+        assert f"{table} is {role} of {EXAMPLE.stem}, a migration that is under way" in said
+    assert {name: contents(rekey.project, name) for name in before} == before
 
 
 def test_an_import_while_clients_maintain_indexes_is_refused(
