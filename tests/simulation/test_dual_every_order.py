@@ -119,6 +119,17 @@ LARGE = (
     ("benches, cutover: old batch that keeps the seat", "a busy service"),
     ("benches, dual_write: old batch that keeps the seat", "an open outcome"),
     ("benches, dual_write: old batch that keeps the seat", "a busy service"),
+    ("benches, dual_write: old batch that keeps the seat", "a crash, late requests"),
+    ("lowered, dual_write: old batch of delete and insert", "a crash, late requests"),
+    *(
+        (name, faults)
+        for name in (
+            "apart, dual_write: old close",
+            "drops, dual_write, a draft: old replace",
+            "drops, cutover, a draft: new insert",
+        )
+        for faults in ("an open outcome", "a busy service")
+    ),
     *(
         (f"{kind}, {phase}: old batch of delete and insert", faults)
         for kind in ("handles", "benches")
@@ -265,6 +276,13 @@ LARGE_TWO = [
     ("seats, dual_write: old leave the seat | old upsert the other", "no faults", 0),
     ("posts, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
     ("posts, dual_write: old merge | new replace-if", "no faults", 0),
+    ("apart, cutover, absent: new insert | new upsert closed", "no faults", 0),
+    ("lowered, cutover, gone: new upsert | new upsert the other", "no faults", 0),
+    ("drops by key, dual_write: old delete | old insert", "an open outcome", 1),
+    ("lowered, dual_write: old batch of delete and insert | old replace", "no faults", 0),
+    ("users, dual_write: old batch | old delete-if", "no faults", 0),
+    ("folded, dual_write: old delete | old insert the other", "no faults", 0),
+    ("tickets, dual_write: old close | old merge", "no faults", 0),
 ]
 
 
