@@ -55,12 +55,21 @@ if (
 _numbers = itertools.count(1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests begin in the order of `pytest_collection_modifyitems`. Else xdist begins with the groups of
+    most tests, which all compute, and ends with all tests that wait."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers, let files of tests that mostly wait, on Azurite and for leases, take turns with
-    files of tests that compute: one after the other, all would wait at once. What is quickest comes last."""
+    files of tests that compute: one after the other, all would wait at once. What takes longest comes first,
+    what is quickest last."""
     if not hasattr(config, "workerinput"):
         return
     files = [list(of_file) for _, of_file in itertools.groupby(items, key=lambda item: item.path)]
+    files.sort(key=lambda of_file: of_file[0].path not in _LONGEST)
     tiers = {tier: [file for file in files if _tier_of(file[0].path) == tier] for tier in _TIERS}
     turns = [
         ((number + 0.5) / len(tier), file)
@@ -73,6 +82,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _TIERS = ("acceptance", "contract", "scenarios", "simulation")
+_LONGEST = frozenset(
+    Path(__file__).parent / name
+    for name in (
+        "acceptance/test_rehearse.py",
+        "acceptance/test_proxy.py",
+        "acceptance/test_races.py",
+        "contract/test_weather.py",
+        "simulation/test_dual_lives.py",
+    )
+)
+"""Files with tests of a minute: begun last, they would run alone."""
 
 
 def _tier_of(path: Path) -> str:

@@ -31,6 +31,7 @@ from rekey.rehearse.azurite import Azurite
 from tests.repo.test_docs import commands
 from tests.worlds.azurite_projects import Project
 from tests.worlds.example_rows import users
+from tests.worlds.projects import FOLDED_SCRIPT
 
 pytestmark = pytest.mark.xdist_group("installed")  # built once
 ROOT = Path(__file__).parents[2]
@@ -149,29 +150,13 @@ def test_man_finds_the_pages_next_to_the_installed_command(installed: Path) -> N
     assert pages == man_pages()
 
 
-LOWERED = """
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.lower("RowKey"),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    capture="delta",
-)
-"""
-
-
 @pytest.mark.azurite
 def test_a_rehearsal_needs_nothing_but_the_installed_package_and_fails_with_the_plan(
     installed: Path, tmp_path: Path
 ) -> None:
     """Two e-mail addresses that differ by case give one key: the plan names them by safe id, no key. What was
     assumed of the file is told."""
-    (tmp_path / "0001_users.py").write_text(LOWERED, "utf-8")
+    (tmp_path / "0001_users.py").write_text(FOLDED_SCRIPT, "utf-8")
     rows = ["PartitionKey,RowKey,Text,Age:Edm.Int32"]
     rows += [f"p,somebody{number}@mail.example,text,{number}" for number in range(30)]
     (tmp_path / "rows.csv").write_text("\n".join([*rows, "p,SOMEBODY7@mail.example,text,"]), "utf-8")

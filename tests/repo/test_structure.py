@@ -213,17 +213,23 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree."""
+    return list(ast.walk(tree_of(path)))
+
+
+@cache
 def imports_of(path: Path, *, of_types: bool = False) -> tuple[str, ...]:
     """Return every module a file imports while it runs; with `of_types` also for type checkers."""
     skipped = {
         id(node)
-        for block in ast.walk(tree_of(path))
+        for block in nodes_of(path)
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for node in ast.walk(block)
         if not of_types
     }
     found: list[str] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -233,12 +239,18 @@ def imports_of(path: Path, *, of_types: bool = False) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
+def modules() -> set[str]:
+    """Return the names of all modules of the package within it."""
+    return {module_of(file) for file in python_files("rekey")}
+
+
+@cache
 def own_imports(path: Path, *, of_types: bool = False) -> set[str]:
     """Return the modules of the package that a file imports, by their name within it. `of_types` as of
     `imports_of`."""
-    known = {module_of(file) for file in python_files("rekey")}
     imported = imports_of(path, of_types=of_types)
-    named = {name.removeprefix("rekey.") for name in imported if name.startswith("rekey.")} & known
+    named = {name.removeprefix("rekey.") for name in imported if name.startswith("rekey.")} & modules()
     packages = {name.rpartition(".")[0] for name in named}  # `from rekey.core import macs` takes the module
     return named - packages
 
@@ -263,7 +275,7 @@ def test_nothing_is_asserted_of_all_that_may_be_none() -> None:
     """`assert all(…)` holds of nothing; `tests.asserts.every` does not."""
     found = []
     for path in python_files("tests"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             match node:
                 case ast.Assert(test=ast.Call(func=ast.Name(id="all"))):
                     found.append(f"{name_of(path)}:{node.lineno}")
@@ -284,7 +296,7 @@ def test_every_public_class_and_function_is_described() -> None:
 def test_every_name_in_an_args_section_is_a_parameter() -> None:
     strange = []
     for path in (*python_files("rekey"), *python_files("tests"), *python_files("benchmarks")):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 section = ARGS.search(f"{ast.get_docstring(node)}\n")
                 lines = section[1] if section else ""
@@ -300,7 +312,7 @@ def test_only_the_edge_writes_to_the_terminal() -> None:
     streams that a shell was begun with are for its edge alone."""
     writers = set()
     for path in python_files("rekey"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             called = isinstance(node, ast.Call) and ast.unparse(node.func) in PAST_THE_EDGE
             streams = isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS
             if called or streams:
@@ -349,7 +361,7 @@ def test_pure_modules_open_no_file() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in python_files("rekey")
         if among(module_of(path), PURE)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("open", "read_text")
     }
     assert not guilty

@@ -56,6 +56,7 @@ from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.repeating import Repeating
 from tests.worlds.projects import ELSEWHERE as TARGETS
 from tests.worlds.projects import (
+    FOLDED_SCRIPT,
     POSTS_SCRIPT,
     SECONDARY_FROM_KEYS_SCRIPT,
     SECONDARY_SCRIPT,
@@ -69,24 +70,10 @@ SCRIPT = "0001_subject"
 PATIENCE = 14
 """How often a command is repeated before the adversary is held back."""
 
-NAMES_SCRIPT = '''\
-"""Names in lower case."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2", partition_key=keys.prop("PartitionKey"), row_key=keys.lower(keys.prop("RowKey")),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    capture="delta",
-)
-'''
-
 KINDS: dict[str, tuple[str, type[Application]]] = {
     "keys from keys": (USERS_SCRIPT, Users),
     "keys from content": (POSTS_SCRIPT, Posts),
-    "keys that pass": (NAMES_SCRIPT, Names),
+    "keys that pass": (FOLDED_SCRIPT, Names),
     "keys from keys, secondary rows": (SECONDARY_FROM_KEYS_SCRIPT, Races),
     "keys from content, secondary rows": (SECONDARY_SCRIPT, Races),
 }

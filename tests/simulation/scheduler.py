@@ -26,7 +26,7 @@ from typing import Any
 
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
-from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
+from rekey.tables.base import Operation, Page
 from rekey.tables.rules import check_key_part
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
@@ -190,20 +190,9 @@ class HeldTable(MemoryTable):
         found: Row | None = await scheduler.call(actor, Call(f"get {key}", self.name, (), 0), effect, key)
         return found
 
-    async def scan(
-        self,
-        within: KeyRange = EVERYTHING,
-        *,
-        select: Sequence[str] | None = None,
-        modified_from: str | None = None,
-        page_rows: int = MAX_PAGE_ROWS,
-        ahead: bool = True,
-    ) -> AsyncIterator[Page]:
+    async def scan(self, within: KeyRange = EVERYTHING, **how: Any) -> AsyncIterator[Page]:
         scheduler = self._service.scheduler
-        pages = super().scan(
-            within, select=select, modified_from=modified_from, page_rows=page_rows, ahead=ahead
-        )
-        async for page in pages:
+        async for page in super().scan(within, **how):
             scheduler.answered(f"page {self.name}", page.rows)
             yield page
         scheduler.answered(f"page {self.name}", "end")

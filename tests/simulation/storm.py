@@ -546,18 +546,10 @@ class StormTable(MemoryTable):
         return found
 
     async def scan(
-        self,
-        within: KeyRange = EVERYTHING,
-        *,
-        select: Sequence[str] | None = None,
-        modified_from: str | None = None,
-        page_rows: int = MAX_PAGE_ROWS,
-        ahead: bool = True,
+        self, within: KeyRange = EVERYTHING, *, page_rows: int = MAX_PAGE_ROWS, **how: Any
     ) -> AsyncIterator[Page]:
         few = page_rows if OWNER.get() is None else min(page_rows, 7)
-        async for page in super().scan(
-            within, select=select, modified_from=modified_from, page_rows=few, ahead=ahead
-        ):
+        async for page in super().scan(within, page_rows=few, **how):
             yield page
 
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:

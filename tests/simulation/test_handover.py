@@ -54,7 +54,7 @@ MAINTAINED = [
     ("folded, complete: new delete | new upsert the other", "no faults", 0),
     ("posts, complete: new merge", "an open outcome", 0),
 ]
-LARGE = [MAINTAINED[4], MAINTAINED[6], *MAINTAINED[9:12], MAINTAINED[13]]
+LARGE = [MAINTAINED[4], MAINTAINED[6], *MAINTAINED[9:14]]
 
 
 @pytest.mark.parametrize(

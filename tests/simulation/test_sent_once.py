@@ -4,8 +4,9 @@ loss.
 
 Searched is the program's sweeper; the intent that it settles is one that a killed client left behind.
 
-Soak: preemptions; one sweep; each rule switched off.
-Reason, and what `make test` covers: minutes; two sweeps without preemptions.
+Soak: preemptions; two sweeps; each rule switched off.
+Reason, and what `make test` covers: minutes; one sweep without preemptions, and two of them in
+`test_late_rules.py`.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def lost(found: Searched) -> None:
     assert found.schedule
 
 
-@pytest.mark.soak
 def test_what_a_sweep_left_open_brings_nothing_back() -> None:
     visited("one sweep", swept(0), at_least=300)
 
 
+@pytest.mark.soak
 def test_the_next_sweep_leaves_alone_what_the_last_one_left_open() -> None:
     """For as long as a request can take."""
     visited("two sweeps", swept(0, sweeps=2), at_least=300)

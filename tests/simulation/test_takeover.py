@@ -1,7 +1,7 @@
 """What dead clients leave is finished by any client that lives, within the time that is promised, and not
 before nothing of the dead ones can take effect.
 
-Soak: drawn lives; each rule switched off.
+Soak: drawn lives; some numbers of kills and moments; each rule switched off.
 Reason, and what `make test` covers: up to a minute each; each composition of clients by hand, and each story
 with its rule.
 """
@@ -28,6 +28,7 @@ from tests.simulation.judging import Found
 from tests.simulation.loop import OWNER
 from tests.simulation.stage import DUAL, person
 from tests.simulation.takeover_stage import TakeoverLife, TakeoverStage
+from tests.soaking import others_in_soak
 
 Story = Callable[[TakeoverStage], None]
 
@@ -116,7 +117,7 @@ def killed_again_and_again(stage: TakeoverStage, times: int) -> None:
     stage.judge()
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", others_in_soak([1, 3], kept=[3]))
 def test_repeated_kills_cost_a_claim_and_a_look_each(tmp_path: Path, times: int) -> None:
     told(tmp_path, partial(killed_again_and_again, times=times))
 
@@ -152,7 +153,7 @@ def _settled_in_turn(stage: TakeoverStage, most: int) -> None:
 
 
 # Not 0 seconds: clients know the time of their last beats, which were up to a second before.
-@pytest.mark.parametrize("after_s", [1.7, 5.7, 9.7])
+@pytest.mark.parametrize("after_s", others_in_soak([1.7, 5.7, 9.7], kept=[5.7]))
 def test_many_clients_wait_for_their_turns_and_each_key_is_settled_once(
     tmp_path: Path, after_s: float
 ) -> None:

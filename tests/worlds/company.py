@@ -217,6 +217,25 @@ class Company:
         for account in accounts:
             account.gate = open_gate
 
+    def dies_in_the_middle(self, client: Client, when: Callable[[Call], object], at: int) -> None:
+        """Kill a client before its call number `at` of those that `when` is true of; all others live on."""
+        calls = 0
+
+        async def kill(call: Call) -> None:
+            nonlocal calls
+            await asyncio.sleep(0)
+            if application.get() == client.name:
+                calls += bool(when(call))
+                if calls >= at:
+                    await asyncio.Event().wait()
+
+        self.project.tables.gate = self.project.restricted.gate = kill
+        self.live(5)
+        self.do(client.die())
+        self.do(cancel(self.traffic))
+        self.traffic.clear()
+        assert self.intents, "it was in the middle of something"
+
     # --- looking ------------------------------------------------------------------------------------------
 
     @property

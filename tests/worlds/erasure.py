@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
-from tests.fakes.faults import Call
-from tests.fakes.memory import Gate, instant_gate
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
-from tests.worlds.small import Killed, post, user
+from tests.worlds.small import post, user
 
 SCRIPT = "0001_subject"
 WHY = ("--reason", "ticket 4711")
-LEASE_S = 120
 MONTH = "2024-01"
 SEALED_POSTS = POSTS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="sealed",')
 PLAIN_USERS = USERS_SCRIPT.replace('capture="delta",', 'capture="delta", mapping="plain",')
@@ -152,31 +148,6 @@ def state_bytes(project: Project) -> bytes:
     """Return everything that stands in the state file and beside it."""
     state = project.config.state
     return b"".join(path.read_bytes() for path in sorted(state.parent.glob(f"{state.name}*")))
-
-
-@contextmanager
-def killed_by(project: Project, gate: Gate) -> Iterator[None]:
-    """Let a gate kill what runs; afterwards its lease is over."""
-
-    project.tables.gate = project.restricted.gate = gate
-    with suppress(Killed):
-        yield
-    project.tables.gate = project.restricted.gate = instant_gate
-    project.clock.advance(LEASE_S)
-
-
-@contextmanager
-def killed(project: Project, at: int) -> Iterator[list[int]]:
-    """Kill what runs before its effect number `at`, on either account; yields how many there were."""
-    effects = [0]
-
-    async def kill(_call: Call) -> None:
-        effects[0] += 1
-        if effects[0] >= at:
-            raise Killed
-
-    with killed_by(project, kill):
-        yield effects
 
 
 def configured(project: Project, **gates: Any) -> None:

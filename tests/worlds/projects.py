@@ -27,7 +27,7 @@ from rekey.runner.session import Caller, Session
 from rekey.tables.base import Accounts
 from tests.fakes.clock import FakeClock, Skewed
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.scripts import INVERTED, MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
+from tests.worlds.scripts import FOLDED, INVERTED, MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
 
 CONFIG = """\
 [tables]
@@ -56,6 +56,7 @@ WRAPPING_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
 USERS_SCRIPT = named(USERS, "Users", "UsersV2")
 INVERTED_SCRIPT = named(INVERTED, "Users", "UsersV2")
+FOLDED_SCRIPT = named(FOLDED, "Users", "UsersV2")
 MOVE_SCRIPT = named(MOVE, "Users", "Users@targets")
 USERS_ELSEWHERE_SCRIPT = named(USERS, "Users", "Users@targets")
 POSTS_ELSEWHERE_SCRIPT = named(POSTS, "Posts", "PostsV2@targets", "PostsByTag")

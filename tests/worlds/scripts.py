@@ -44,6 +44,24 @@ migration = Migration(
 '''
 """Keys from keys alone, and no mapping."""
 
+FOLDED = '''\
+"""E-mail RowKeys in lower case: `Ann` and `ann` have one target key."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.lower("RowKey"),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="delta",
+    waive={"personal-data": "made-up addresses", "merged-keys": "told as collisions here"},
+)
+'''
+"""Keys that two rows can have."""
+
 MOVE = '''\
 """The same table in another account: the keys stay as they are."""
 from rekey import Migration, Target, keys

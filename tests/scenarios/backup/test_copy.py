@@ -10,6 +10,7 @@ import asyncio
 import errno
 import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.worlds.odd_rows import generic
 from tests.worlds.projects import Project
 from tests.worlds.small import user
 
-ROWS = 2_500
+ROWS = 600
 OLD, NEW = "http://127.0.0.1:10002/devstoreaccount1", "http://127.0.0.1:10003/devstoreaccount1"
 COPY = ("copy", "OLD/Users", "NEW/Users")
 
@@ -60,13 +61,20 @@ def state_folder() -> Path:
     return folder
 
 
-def killed(project: Project, rekey: Commands, number: int, *words: str, table: str = "Users") -> None:
-    """Run a copy that ends before its batch with a number in a table."""
+def killed(
+    project: Project,
+    rekey: Commands,
+    number: int,
+    *words: str,
+    table: str = "Users",
+    action: str = "transact",
+) -> None:
+    """Run a copy that ends before its batch, or page, with a number in a table of the new account."""
     calls, before = 0, project.targets.gate
 
     async def gate(call: Call) -> None:
         nonlocal calls
-        calls += call.action == "transact" and call.table.startswith(table)
+        calls += call.action == action and call.table.startswith(table)
         if calls == number:
             raise refusal("stopped")
 
@@ -142,7 +150,7 @@ def test_a_dry_run_counts_and_writes_no_table(world: Project, rekey: Commands) -
 @pytest.mark.parametrize("partitions", others_in_soak([3, 40], kept=[3]))
 def test_no_more_requests_than_the_least(accounts: Project, rekey: Commands, partitions: int) -> None:
     """Pages of the source for the copy, full batches, and pages of both sides for the verification."""
-    rows = 30_000
+    rows = 12_000
     filled(accounts, generic(rows, partitions=partitions))
     sizes = Counter(row["PartitionKey"] for row in accounts.rows("Users"))
     before = accounts.tables.sent.counts + accounts.targets.sent.counts
@@ -195,12 +203,12 @@ def test_a_row_of_the_target_alone_is_reported_and_stays(world: Project, rekey: 
 
 
 def test_a_row_that_was_written_after_it_was_copied_is_found(world: Project, rekey: Commands) -> None:
-    """The copy reads three pages; the fourth is the first of the verification."""
+    """The copy reads one page; the second is the first of the verification."""
     rows = contents(world, "Users")
 
     async def gate(call: Call) -> None:
         pages.append(call.action)
-        if pages.count("page") == 4 and not written:
+        if pages.count("page") == 2 and not written:
             written.append(1)
             await world.tables.table("Users").upsert({**rows[0], "Number": 4711})
             await world.tables.table("Users").insert({"PartitionKey": "p", "RowKey": "later"})
@@ -255,47 +263,40 @@ def test_what_was_copied_is_not_read_again(accounts: Project, rekey: Commands) -
     assert pages <= 1 + 4 + 7, "the control rows, the rest, and all to verify; all of both is twice seven"
 
 
-def killed_comparing(project: Project, rekey: Commands, pages: int, *words: str) -> None:
-    """Run a copy that ends before a page of its comparison is read."""
-    read, before = 0, project.targets.gate
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, accounts: Project, rekey: Commands) -> Callable[..., Path]:
+    """Return a function that fills the source and ends a copy before a page of its comparison is read; it
+    returns the file of the comparison."""
 
-    async def gate(call: Call) -> None:
-        nonlocal read
-        read += call.action == "page" and call.table.startswith("Users")
-        if read == pages:
-            raise refusal("stopped")
+    def compare(rows: int, pages: int) -> Path:
+        monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1_000)
+        filled(accounts, generic(rows, partitions=3))
+        asyncio.run(accounts.targets.create_table("Users@targets"))
+        killed(accounts, rekey, pages, *COPY, action="page")
+        return state_folder() / "Users-Users@targets.compared"
 
-    project.targets.gate = gate
-    rekey(*words, code=130)
-    project.targets.gate = before
+    return compare
 
 
 def test_a_comparison_that_was_cut_off_continues(
-    accounts: Project, rekey: Commands, monkeypatch: pytest.MonkeyPatch
+    accounts: Project, rekey: Commands, compared: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1_000)
-    filled(accounts, generic(20_000, partitions=3))
-    asyncio.run(accounts.targets.create_table("Users@targets"))
-    killed_comparing(accounts, rekey, 15, *COPY)
-    kept = state_folder() / "Users-Users@targets.compared"
+    kept = compared(rows=6_000, pages=5)
     assert kept.stat().st_mode & 0o077 == 0
     before = accounts.targets.sent.counts["scan"]
     said = rekey(*COPY)
     assert "every row of both sides is equal" in said.out
     assert "compared    since" in said.out
-    assert accounts.targets.sent.counts["scan"] - before < 18, "all of it is 21 pages"
+    assert accounts.targets.sent.counts["scan"] - before < 6, "all of it is 7 pages"
     assert not kept.exists()
 
 
 @pytest.mark.parametrize("what", ["old", "changed"])
 def test_a_comparison_that_is_old_or_unreadable_begins_anew(
-    accounts: Project, rekey: Commands, monkeypatch: pytest.MonkeyPatch, what: str
+    accounts: Project, rekey: Commands, compared: Callable[..., Path], what: str
 ) -> None:
-    monkeypatch.setattr("rekey.verify.first_pass.CHECKPOINT_ROWS", 1_000)
-    filled(accounts, generic(6_000, partitions=3))
-    asyncio.run(accounts.targets.create_table("Users@targets"))
-    killed_comparing(accounts, rekey, 5, *COPY)
-    kept = state_folder() / "Users-Users@targets.compared"
+    kept = compared(rows=3_000, pages=3)
+    assert kept.exists()
     if what == "old":
         accounts.clock.advance(25 * 3600)
     else:
@@ -461,12 +462,13 @@ def test_a_variable_may_hold_an_endpoint_after_it_held_a_connection_string(
     ],
 )
 def test_a_mistake_is_answered_and_nothing_is_copied(
-    world: Project, rekey: Commands, words: tuple[str, ...], message: str
+    accounts: Project, rekey: Commands, words: tuple[str, ...], message: str
 ) -> None:
+    filled(accounts, [user("ann@example.com")])
     said = rekey("copy", *words, code=2).err
     assert message in " ".join(said.split())
     assert "hidden" not in said
-    assert not world.targets._tables
+    assert not accounts.targets._tables
 
 
 def test_a_sas_is_refused_with_the_cure(

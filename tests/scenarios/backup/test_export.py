@@ -238,7 +238,7 @@ def test_what_it_says_next_can_be_typed(project: Project, rekey: Commands, tmp_p
 def test_parts_that_are_complete_are_not_read_again(
     world: Project, rekey: Commands, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unkill = killed_at(monkeypatch, 20, "begun")
+    unkill = killed_at(monkeypatch, 8, "begun")
     with pytest.raises(Killed):
         rekey("export", "Users", str(out), "--plain")
     unkill()

@@ -93,7 +93,9 @@ def test_a_script_that_depends_on_one_that_cannot_be_used_waits_for_it(rekey: Co
     rekey("status", "0001")
 
 
-def test_a_begun_migration_needs_no_usable_dependency(tmp_path: Path, commands_on: CommandsOn) -> None:
+@pytest.fixture
+def chain(tmp_path: Path, commands_on: CommandsOn) -> Commands:
+    """A migration that was cut over, and one that depends on it and is copied."""
     rekey = commands_on(Project(tmp_path))
     rekey.project.script(USERS_SCRIPT)
     rekey.project.script(POSTS_SCRIPT + f'__depends__ = {{"{ID}"}}\n', "0002_posts.py")
@@ -102,6 +104,11 @@ def test_a_begun_migration_needs_no_usable_dependency(tmp_path: Path, commands_o
     rekey("apply", ID)
     rekey("apply", ID, "--to", "cutover", "--writers-stopped")
     rekey("apply", "0002")
+    return rekey
+
+
+def test_a_begun_migration_needs_no_usable_dependency(chain: Commands) -> None:
+    rekey = chain
     rekey.project.script("x = (")
     said = rekey("status", "0002")
     assert f"warning: {ID}: syntax error" in said.err
@@ -113,17 +120,9 @@ def test_a_begun_migration_needs_no_usable_dependency(tmp_path: Path, commands_o
     rekey("rollback", "0002", "--to", "source", "--drop-targets")
 
 
-def test_an_unreadable_dependent_blocks_a_rollback(tmp_path: Path, commands_on: CommandsOn) -> None:
-    rekey = commands_on(Project(tmp_path))
-    rekey.project.script(USERS_SCRIPT)
-    rekey.project.script(POSTS_SCRIPT + f'__depends__ = {{"{ID}"}}\n', "0002_posts.py")
-    asyncio.run(rekey.project.fill("Users", [user("a@example.com")]))
-    asyncio.run(rekey.project.fill("Posts", []))
-    rekey("apply", ID)
-    rekey("apply", ID, "--to", "cutover", "--writers-stopped")
-    rekey("apply", "0002")
-    rekey.project.script("x = (", "0002_posts.py")
-    assert "0002_posts builds on 0001_users" in rekey("rollback", ID, "--writers-stopped", code=3).err
+def test_an_unreadable_dependent_blocks_a_rollback(chain: Commands) -> None:
+    chain.project.script("x = (", "0002_posts.py")
+    assert "0002_posts builds on 0001_users" in chain("rollback", ID, "--writers-stopped", code=3).err
 
 
 def test_a_group_is_not_taken_for_whole_while_a_script_cannot_be_used(rekey: Commands) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, WritesRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
@@ -253,21 +252,7 @@ def test_a_client_that_is_killed_in_the_middle_of_its_writes_loses_nothing(posts
     posts.writes(traffic(dying, own_keys("w", "blog"), old_post, ledger, seed=7))
     posts.live(5)
     posts.verify()
-    calls = 0
-
-    async def kill(call: Call) -> None:
-        nonlocal calls
-        await asyncio.sleep(0)
-        calls += call.table == "PostsV2" and application.get() == "dying"
-        if calls >= 5 and application.get() == "dying":
-            await asyncio.Event().wait()
-
-    posts.project.tables.gate = posts.project.restricted.gate = kill
-    posts.live(5)
-    posts.do(dying.die())
-    posts.do(cancel(posts.traffic))
-    posts.traffic.clear()
-    assert posts.intents, "it was in the middle of something"
+    posts.dies_in_the_middle(dying, lambda call: call.table == "PostsV2", at=5)
     posts.apply(Phase.CUTOVER)
     assert posts.unsettled == []
     posts.assert_in_step()

@@ -14,24 +14,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
 from tests.worlds.company import Client, Company, company
-
-FOLDED = '''\
-"""Spellings fold together."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.lower("RowKey"),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    capture="delta",
-    waive={"personal-data": "made-up", "merged-keys": "told as collisions here"},
-)
-'''
-"""`Ann` and `ann` have one target key."""
+from tests.worlds.projects import FOLDED_SCRIPT
 
 SEATS = '''\
 """Guests by seat."""
@@ -73,7 +56,7 @@ def delete(key: str) -> Operation:
 
 @pytest.fixture
 def folded(tmp_path: Path) -> Iterator[Company]:
-    with company(tmp_path, FOLDED, [row("Ann", Age=1), row("bob", Age=1)]) as made:
+    with company(tmp_path, FOLDED_SCRIPT, [row("Ann", Age=1), row("bob", Age=1)]) as made:
         yield made
 
 

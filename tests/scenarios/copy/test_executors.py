@@ -44,7 +44,7 @@ from tests.simulation.judging import PairsWatch
 from tests.worlds.company import company
 from tests.worlds.dual_write import delete
 from tests.worlds.example_rows import shipments
-from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.projects import FOLDED_SCRIPT, POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 ROWS = 140
@@ -510,25 +510,8 @@ def test_an_executor_that_broke_is_begun_again(ready: Ready) -> None:
     assert_in_step(ready.project, ready.script_id)
 
 
-LOWERED = """
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.lower("RowKey"),
-        properties=[props.copy("RowKey", to="Old")],
-    ),
-    capture="delta",
-    waive={"personal-data": "made up", "merged-keys": "told as collisions here"},
-)
-"""
-
-
 def test_colliding_rows_end_with_findings_by_safe_id(project: Project) -> None:
-    script_id = project.script(LOWERED)
+    script_id = project.script(FOLDED_SCRIPT)
     _fill(project, "Users", [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)])
     with inline(project) as executor:
 

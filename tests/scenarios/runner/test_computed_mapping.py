@@ -7,7 +7,6 @@ Reason, and what `make test` covers: two moments over the whole life.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,21 @@ from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.clock import Skewed
 from tests.fakes.faults import Call
-from tests.fakes.memory import instant_gate
-from tests.scenarios.runner.test_lifecycle import actual, apply, control_phase, expected, rollback, verify
+from tests.scenarios.runner.test_lifecycle import (
+    actual,
+    apply,
+    control_phase,
+    cut_off_and_resumed,
+    expected,
+    rollback,
+    verify,
+)
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import by_id, by_old
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import INVERTED_SCRIPT, Project, applied, project_of
-from tests.worlds.small import Killed, user
+from tests.worlds.small import user
 
 SCRIPT = "0001_users"
 STOPPED = Options(writers_stopped=True)
@@ -124,47 +131,16 @@ def test_the_whole_life_with_a_way_back_in_it(at_gate: Project) -> None:
 
 @pytest.mark.parametrize("at", others_in_soak(range(3, 90, 6), kept=range(3, 90, 48)))
 def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
-    effects = 0
-
-    async def kill(_call: Call) -> None:
-        nonlocal effects
-        effects += 1
-        if effects == at:
-            project.tables.gate = project.restricted.gate = dead
-            raise Killed
-
-    async def dead(_call: Call) -> None:
-        raise Killed
-
-    project.tables.gate = project.restricted.gate = kill
-    with suppress(Killed):
-        apply(project, Phase.CUTOVER, STOPPED)
-    project.tables.gate = project.restricted.gate = instant_gate
-    assert effects >= at, "it was killed"
-    project.clock.advance(120)
-    apply(project)
-    apply(project, Phase.CUTOVER, STOPPED)
-    assert control_phase(project) is ControlPhase.CUTOVER
-    assert actual(project) == expected(project)
+    cut_off_and_resumed(project, at)
 
 
 @pytest.mark.parametrize("at", others_in_soak(range(1, 7), kept=[3]))
 def test_a_rollback_that_is_killed_anywhere_is_finished_by_the_next(cut_over: Project, at: int) -> None:
-    target, effects = cut_over.tables.table("UsersV2"), 0
+    target = cut_over.tables.table("UsersV2")
     for row in cut_over.rows("UsersV2")[:2]:
         asyncio.run(target.delete(key_of(row)))
-
-    async def kill(call: Call) -> None:
-        nonlocal effects
-        effects += call.writes
-        if effects >= at:
-            raise Killed
-
-    cut_over.tables.gate = cut_over.restricted.gate = kill
-    with suppress(Killed):
+    with killed(cut_over, at, lambda call: call.writes):
         rollback(cut_over)
-    cut_over.tables.gate = cut_over.restricted.gate = instant_gate
-    cut_over.clock.advance(120)
     rollback(cut_over)
     assert len(cut_over.rows("Users")) == ROWS - 2
     assert actual(cut_over) == expected(cut_over)
@@ -228,16 +204,9 @@ def test_targets_that_held_rows_before_are_not_taken_for_copies(project: Project
 
 
 def test_rows_that_somebody_wrote_before_prepare_ended_are_not_taken_for_copies(project: Project) -> None:
-    async def kill(call: Call) -> None:
-        if call.action == "create_table" and call.table == "UsersV2":
-            raise Killed
-
-    project.tables.gate = kill
-    with suppress(Killed):
+    with killed(project, when=lambda call: (call.action, call.table) == ("create_table", "UsersV2")):
         apply(project)
-    project.tables.gate = instant_gate
     assert control_phase(project) is ControlPhase.SOURCE
-    project.clock.advance(120)
     asyncio.run(project.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:user0000@example.com"}]))
     with pytest.raises(Refused, match="did not write"):
         apply(project)
@@ -251,10 +220,16 @@ def test_targets_may_be_kept_and_are_taken_up_again_or_dropped(at_gate: Project)
     assert actual(at_gate) == expected(at_gate)
     rollback(at_gate, drop=True)
     assert at_gate.restricted.dump(MAPPING_TABLE) == []
-    at_gate.clock.advance(120)
-    asyncio.run(at_gate.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:x"}]))
+    refused_with_rows_of_others(at_gate)
+
+
+def refused_with_rows_of_others(project: Project) -> None:
+    """Require that a row that somebody put into the target, which was dropped, is not taken for a copy."""
+    project.clock.advance(120)
+    asyncio.run(project.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:x"}]))
     with pytest.raises(Refused, match="holds rows"):
-        apply(at_gate)
+        apply(project)
+    assert len(project.rows("UsersV2")) == 1
 
 
 def lose_state(project: Project) -> None:
@@ -290,22 +265,17 @@ def test_rows_of_others_are_safe_where_a_drop_was_cut_off(at_gate: Project) -> N
     """The mark that the targets are ours ends before they do."""
     dropped = False
 
-    async def kill(call: Call) -> None:
+    def writes_after(call: Call) -> bool:
         nonlocal dropped
         if dropped and call.writes:
-            raise Killed
+            return True
         dropped |= call.action == "delete_table" and call.table == "UsersV2"
+        return False
 
-    at_gate.tables.gate = at_gate.restricted.gate = kill
-    with suppress(Killed):
+    with killed(at_gate, when=writes_after):
         rollback(at_gate, drop=True)
     assert dropped
-    at_gate.tables.gate = at_gate.restricted.gate = instant_gate
-    at_gate.clock.advance(120)
-    asyncio.run(at_gate.fill("UsersV2", [{"PartitionKey": "DE_p0", "RowKey": "U:x"}]))
-    with pytest.raises(Refused, match="holds rows"):
-        apply(at_gate)
-    assert len(at_gate.rows("UsersV2")) == 1
+    refused_with_rows_of_others(at_gate)
 
 
 # --- looking up and erasing --------------------------------------------------------------------------------
@@ -382,23 +352,12 @@ def test_a_removed_row_of_a_subject_is_erased(tmp_path: Path, commands_on: Comma
 def test_an_erasure_that_was_killed_is_finished_by_the_next(
     complete: Commands, at: int, in_target: bool
 ) -> None:
-    project, effects = complete.project, 0
+    project = complete.project
     if not in_target:
         asyncio.run(project.tables.table("UsersV2").delete(target_key(FIRST)))
     [row_id] = by_id(complete, FIRST)[1:] if in_target else [safe_id(project)]
-
-    async def kill(call: Call) -> None:
-        nonlocal effects
-        # What is written once the erasure is recorded.
-        effects += call.writes and (begun(project) if call.table != CONTROL_TABLE else False)
-        if effects >= at:
-            raise Killed
-
-    project.tables.gate = project.restricted.gate = kill
-    with suppress(Killed):
+    with killed(project, at, lambda call: writes_once_recorded(project, call)):
         complete("erase", *by_old(FIRST), "--with-targets", *WHY)
-    project.tables.gate = project.restricted.gate = instant_gate
-    project.clock.advance(120)
     complete("erase", *by_old(users(2)[1]), "--with-targets", *WHY)
     assert len(project.rows("Users")) == ROWS - 2
     assert len(project.rows("UsersV2")) == ROWS - 2
@@ -411,6 +370,10 @@ def test_an_erasure_that_was_killed_is_finished_by_the_next(
 def begun(project: Project) -> bool:
     with State.open(project.config.state, read_only=True) as state:
         return any(event.event == ERASURE_BEGUN for event in state.audit_events(SCRIPT))
+
+
+def writes_once_recorded(project: Project, call: Call) -> bool:
+    return call.writes and call.table != CONTROL_TABLE and begun(project)
 
 
 def safe_id(project: Project) -> str:
@@ -432,22 +395,12 @@ def test_an_import_leaves_out_an_erased_subject(complete: Commands, table: str) 
 def test_an_erasure_of_a_source_row_that_was_cut_off_keeps_it_from_an_import(
     complete: Commands, effects: int
 ) -> None:
-    project, left = complete.project, effects
+    project = complete.project
     folder = str(project.folder / "export")
     complete("export", "UsersV2", folder)
     asyncio.run(project.tables.table("UsersV2").delete(target_key(FIRST)))
-
-    async def kill(call: Call) -> None:
-        nonlocal left
-        left -= call.writes and call.table != CONTROL_TABLE and begun(project)
-        if left <= 0:
-            raise Killed
-
-    project.tables.gate = project.restricted.gate = kill
-    with suppress(Killed):
+    with killed(project, effects, lambda call: writes_once_recorded(project, call)):
         complete("erase", *by_old(FIRST), "--with-targets", *WHY)
-    project.tables.gate = project.restricted.gate = instant_gate
-    project.clock.advance(120)
     complete("erase", *by_old(users(2)[1]), "--with-targets", *WHY)
     complete("import", folder, "UsersV2")
     is_erased = key_of(FIRST) not in {key_of(row) for row in project.rows("Users")}

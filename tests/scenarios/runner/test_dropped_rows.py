@@ -15,13 +15,12 @@ from rekey.protocol.rules import View
 from rekey.runner.remaining import MANY
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
-from tests.fakes.faults import Call
 from tests.worlds.company import Company
 from tests.worlds.dropping import ID, SCRIPT, STOCK, numbers
-from tests.worlds.erasure import killed_by
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import Project, project_of
-from tests.worlds.small import Killed, ticket
+from tests.worlds.small import ticket
 
 WHY = ("--reason", "ticket 4711")
 TO_CUTOVER = ("apply", "--to", "cutover", "--writers-stopped")
@@ -183,12 +182,7 @@ def test_the_erasure_of_a_dropped_row_that_was_cut_off_is_finished_by_the_next_o
     complete: Commands,
 ) -> None:
     project = complete.project
-
-    async def kill(call: Call) -> None:
-        if call.action == "delete" and call.table == "Tickets":
-            raise Killed
-
-    with killed_by(project, kill):
+    with killed(project, when=lambda call: (call.action, call.table) == ("delete", "Tickets")):
         complete("erase", "--old", *key_of(DRAFT), *WHY)
     assert "2" in numbers(project)
     complete("erase", "--old", *key_of(STOCK[0]), *WHY)

@@ -25,13 +25,11 @@ from tests.worlds.erasure import (
     by_new,
     by_old,
     erasures,
-    killed,
-    killed_by,
     subject,
     tombstones,
 )
+from tests.worlds.kills import killed, replaces_mapping
 from tests.worlds.projects import USERS_SCRIPT
-from tests.worlds.small import Killed
 
 
 @pytest.fixture
@@ -58,15 +56,13 @@ def test_cut_off_at_any_write_the_command_resumes(
     named = {"old": by_old(row), "new": by_new(rekey, row), "id": by_id(rekey, row)}[way]
     writes = 0
 
-    async def kill(call: Call) -> None:
+    def is_reached(call: Call) -> bool:
         nonlocal writes
-        if writes == at and not before:
-            raise Killed
+        after = writes == at
         writes += call.writes and call.table in ("Users", MAPPING_TABLE)
-        if writes == at and before:
-            raise Killed
+        return writes == at if before else after
 
-    with killed_by(project, kill):
+    with killed(project, when=is_reached):
         rekey("erase", *named, *WHY)
     assert len(tombstones(project)) == max(0, at - (2 if before else 1))
     ends_as_it_should(rekey, named)
@@ -79,9 +75,9 @@ def test_cut_off_before_any_effect_the_command_resumes(tmp_path: Path, lives: Li
     while effects >= at - every:
         rekey = lives.completed(USERS_SCRIPT, tmp_path / str(at))
         named = by_new(rekey, subject(rekey))
-        with killed(rekey.project, at) as counted:
+        with killed(rekey.project, at) as kill:
             rekey("erase", *named, *WHY)
-        effects = counted[0]
+        effects = kill.calls
         ends_as_it_should(rekey, named)
         at += every
     assert at > 20
@@ -101,11 +97,10 @@ def ends_as_it_should(rekey: Commands, named: tuple[str, ...]) -> None:
 def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Commands) -> None:
     project, row = users.project, subject(users)
 
-    async def kill(call: Call) -> None:
-        if call.action == "replace" and any(".f." in one.row["PartitionKey"] for one in call.operations):
-            raise Killed
+    def replaces_forward(call: Call) -> bool:
+        return call.action == "replace" and any(".f." in one.row["PartitionKey"] for one in call.operations)
 
-    with killed_by(project, kill):
+    with killed(project, when=replaces_forward):
         users("erase", *by_old(row), *WHY)
     assert len(tombstones(project, "f.")) == 0 and len(tombstones(project, "r.")) == 1
     told = users("status").out
@@ -118,12 +113,7 @@ def test_what_was_cut_off_is_ended_by_the_next_erasure_of_anybody(users: Command
 
 def test_status_names_the_command_that_ends_what_was_cut_off(users: Commands) -> None:
     project, row = users.project, subject(users)
-
-    async def kill(call: Call) -> None:
-        if call.action == "replace" and call.table == MAPPING_TABLE:
-            raise Killed
-
-    with killed_by(project, kill):
+    with killed(project, when=replaces_mapping):
         users("erase", *by_old(row), *WHY)
     command = users("status", "--json").json["migrations"][0]["next"]["command"]
     users(*shlex.split(command)[1:])
@@ -133,12 +123,7 @@ def test_status_names_the_command_that_ends_what_was_cut_off(users: Commands) ->
 def test_an_erasure_of_what_was_erased_before_is_told_when_it_is_cut_off(users: Commands) -> None:
     project, named = users.project, by_id(users, subject(users))
     users("erase", *named, *WHY)
-
-    async def kill(_call: Call) -> None:
-        if [one.event for one in erasures(project)].count("erasure-begun") == 2:
-            raise Killed
-
-    with killed_by(project, kill):
+    with killed(project, when=lambda _: [one.event for one in erasures(project)].count("erasure-begun") == 2):
         users("erase", *named, *WHY)
     told = users("status", "--json").json["migrations"][0]
     assert "an erasure that was begun on" in str(told)

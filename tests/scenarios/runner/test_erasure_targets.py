@@ -39,12 +39,12 @@ from tests.worlds.erasure import (
     by_new,
     by_old,
     erasures,
-    killed,
     mapping,
     subject,
     tombstones,
 )
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT
 from tests.worlds.scripts import RACES, named
 from tests.worlds.small import mapped, post, racer, user
@@ -222,9 +222,9 @@ def test_cut_off_anywhere_the_next_erasure_ends_it_with_the_targets(
     while effects >= at - every:
         rekey = lives.completed(POSTS_SCRIPT, tmp_path / str(at))
         keys = theirs(rekey)
-        with killed(rekey.project, at) as counted:
+        with killed(rekey.project, at) as kill:
             rekey("erase", *by_old(subject(rekey)), *WHY, WITH)
-        effects = counted[0]
+        effects = kill.calls
         other = post("somebody-01", tags="a,b1")
         rekey("erase", *(by_old(other) if erasures(rekey.project) else (*by_old(subject(rekey)), WITH)), *WHY)
         assert not any(keys[name] & keys_in(rekey.project.rows(name)) for name in keys)

@@ -22,7 +22,6 @@ from tests.fakes.faults import Call
 from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import (
-    LEASE_S,
     PLAIN_USERS,
     SCRIPT,
     SEALED_POSTS,
@@ -35,8 +34,6 @@ from tests.worlds.erasure import (
     complete,
     configured,
     erasures,
-    killed,
-    killed_by,
     many_look_ups,
     mapping,
     put,
@@ -45,9 +42,10 @@ from tests.worlds.erasure import (
     tombstones,
 )
 from tests.worlds.evidence import checked, exported, prove, with_key
+from tests.worlds.kills import LEASE_S, killed, replaces_mapping
 from tests.worlds.observations import changed
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
-from tests.worlds.small import Killed, user
+from tests.worlds.small import user
 
 DAY = 86_400
 CONFIRMED = ("--confirm", SCRIPT)
@@ -253,11 +251,7 @@ def test_cut_off_between_two_keys_the_same_command_ends_it(rekey: Commands) -> N
     put_back = data_keys(rekey)
     assert "ErasedOn" in put_back["2024-01"]
 
-    async def kill(call: Call) -> None:
-        if call.action == "replace" and call.table == MAPPING_TABLE:
-            raise Killed
-
-    with killed_by(rekey.project, kill):
+    with killed(rekey.project, when=replaces_mapping):
         rekey("expire", "--cohort", "2024-02", *WHY)
     assert "ErasedOn" not in data_keys(rekey)["2024-02"]
     expire(rekey)
@@ -429,12 +423,7 @@ def test_half_emptied_nothing_known_becomes_unknown(lives: Lives) -> None:
     rows = rows_of(PLAIN_USERS)
     ways = [named for row in rows for named in (by_old(row), by_new(plain, row))]
     project.clock.advance(120 * DAY)
-
-    async def kill(_call: Call) -> None:
-        if len(mapping(project, "f.")) == len(rows) // 2:
-            raise Killed
-
-    with killed_by(project, kill):
+    with killed(project, when=lambda _: len(mapping(project, "f.")) == len(rows) // 2):
         expire(plain)
     assert len(mapping(project, "f.")) == len(rows) // 2
     for named in ways:
@@ -519,11 +508,7 @@ def test_the_evidence_shows_what_was_erased_and_holds(rekey: Commands) -> None:
 
 
 def test_an_erasure_that_was_not_ended_is_shown_as_such(rekey: Commands) -> None:
-    async def kill(call: Call) -> None:
-        if call.action == "replace" and call.table == MAPPING_TABLE:
-            raise Killed
-
-    with killed_by(rekey.project, kill):
+    with killed(rekey.project, when=replaces_mapping):
         rekey("expire", "--cohort", "2024-02", *WHY)
     report = (exported(rekey) / "data" / "report.html").read_text("utf-8")
     assert '<span class="bad">not ended</span>' in report

@@ -37,8 +37,9 @@ from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.company import Company, Ledger, traffic
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import USERS_SCRIPT, Project, lived
-from tests.worlds.small import Killed, user
+from tests.worlds.small import user
 
 STOPPED = Options(writers_stopped=True)
 GROUP = "billing"
@@ -115,30 +116,14 @@ def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, captur
     assert asyncio.run(project.tables.table_exists("Users1")), "each table is named when it is deleted"
 
 
-async def dead(_call: Call) -> None:
-    """Kill again whatever is called."""
-    raise Killed
-
-
 def killed_at(project: Project, effect: int, words: Callable[[], object]) -> bool:
     """Carry out a command whose process is killed before one of its effects; return whether that happened."""
-    seen = 0
-
-    async def kill(call: Call) -> None:
-        nonlocal seen
-        seen += call.writes
-        if seen == effect and call.writes:
-            project.tables.gate = project.restricted.gate = dead
-            raise Killed
-
-    project.tables.gate = project.restricted.gate = kill
-    try:
-        with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
-            words()
-    finally:
-        project.tables.gate = project.restricted.gate = instant_gate
-    project.clock.advance(120)
-    return seen >= effect
+    with (
+        mock.patch.object(lease, "_PROCESS", "killed"),
+        killed(project, effect, lambda call: call.writes) as kill,
+    ):
+        words()
+    return kill.happened
 
 
 def one_authority(project: Project) -> bool:

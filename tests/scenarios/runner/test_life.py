@@ -21,8 +21,9 @@ from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.fakes.memory import instant_gate
 from tests.worlds.evidence import exported, with_key
+from tests.worlds.kills import killed
 from tests.worlds.projects import USERS_SCRIPT, Project, applied, project_of
-from tests.worlds.small import Killed, post, user
+from tests.worlds.small import post, user
 
 SCRIPT = "0001_users"
 ROWS = 120
@@ -298,15 +299,11 @@ def test_a_command_before_begin_fails(rekey: Commands, project: Project, words: 
 def test_apply_leaves_a_freeze_that_status_shows(at_gate: Commands) -> None:
     rekey, project = at_gate, at_gate.project
 
-    async def kill(_call: Call) -> None:
-        if any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE)):
-            raise Killed
+    def is_frozen(_call: Call) -> bool:
+        return any(row.get("Phase") == "freeze" for row in project.restricted.dump(CONTROL_TABLE))
 
-    project.restricted.gate = kill
-    with pytest.raises(Killed):
+    with killed(project, when=is_frozen):
         rekey("apply", "--to", "cutover", "--writers-stopped")
-    project.restricted.gate = instant_gate
-    project.clock.advance(120)  # its lease is over
     told = rekey("status", "-v").out
     assert "ATTENTION" in told
     assert "left the freeze behind" in told

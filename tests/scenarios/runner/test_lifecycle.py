@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -40,29 +39,18 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from tests.fakes.faults import Call
-from tests.fakes.memory import MemoryTable, instant_gate
+from tests.fakes.memory import MemoryTable
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.evidence import prove
-from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, applied, project_of
+from tests.worlds.kills import killed
+from tests.worlds.projects import FOLDED_SCRIPT, POSTS_SCRIPT, USERS_SCRIPT, Project, applied, project_of
 from tests.worlds.scripts import under_writes
-from tests.worlds.small import SECRET, Killed, contents, mapped, post, user
+from tests.worlds.small import SECRET, contents, mapped, post, user
 
 STOPPED = Options(writers_stopped=True)
 SCRIPT = "0001_users"
 ROWS = 120  # of three windows
-LOWERED_SCRIPT = """\
-from rekey import Migration, Target, keys, props
-migration = Migration(
-    source="Users",
-    target=Target(
-        "UsersV2", partition_key=keys.prop("PartitionKey"), row_key=keys.lower(keys.prop("RowKey")),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    capture="delta",
-    waive={"personal-data": "made-up addresses, folded on purpose"},
-)
-"""
 
 
 def users(count: int) -> list[Row]:
@@ -349,18 +337,11 @@ def test_killed_before_prepare_it_is_taken_back(project: Project, script: str, m
     """The control row says that it has begun: nothing else can take it back."""
     project.script(script)
 
-    async def kill(call: Call) -> None:
-        if call.action == "create_table" and call.table == missing:
-            project.restricted.gate = dead
-            raise Killed
+    def creates_it(call: Call) -> bool:
+        return call.action == "create_table" and call.table == missing
 
-    async def dead(_call: Call) -> None:
-        raise Killed
-
-    project.restricted.gate = kill
-    with suppress(Killed), mock.patch.object(lease, "_PROCESS", "killed"):
+    with mock.patch.object(lease, "_PROCESS", "killed"), killed(project, when=creates_it):
         apply(project)
-    project.restricted.gate = instant_gate
     assert control_phase(project) is ControlPhase.SOURCE
     assert not asyncio.run(project.restricted.table_exists(missing))
     rollback(project, to=ControlPhase.SOURCE, drop=True)
@@ -448,31 +429,21 @@ def test_a_stop_request_checkpoints_and_the_next_run_goes_on(project: Project) -
     assert actual(project) == expected(project)
 
 
-@pytest.mark.parametrize("at", others_in_soak(range(3, 195, 6), kept=range(3, 195, 48)))
-def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
-    """Every sixth effect of a life until cutover, on either account, is the last one of its process."""
-    effects = 0
-
-    async def kill(_call: Call) -> None:
-        nonlocal effects
-        effects += 1
-        if effects == at:
-            project.tables.gate = project.restricted.gate = dead
-            raise Killed
-
-    async def dead(_call: Call) -> None:
-        raise Killed
-
-    project.tables.gate = project.restricted.gate = kill
-    with suppress(Killed):
+def cut_off_and_resumed(project: Project, at: int) -> None:
+    """Cut off a life before its effect number `at`, and resume it up to cutover."""
+    with killed(project, at) as kill:
         apply(project, Phase.CUTOVER, STOPPED)
-    project.tables.gate = project.restricted.gate = instant_gate
-    assert effects >= at, "it was killed"
-    project.clock.advance(120)
+    assert kill.happened
     apply(project)
     apply(project, Phase.CUTOVER, STOPPED)
     assert control_phase(project) is ControlPhase.CUTOVER
     assert actual(project) == expected(project)
+
+
+@pytest.mark.parametrize("at", others_in_soak(range(3, 195, 6), kept=range(3, 195, 48)))
+def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
+    """Every sixth effect of a life until cutover, on either account, is the last one of its process."""
+    cut_off_and_resumed(project, at)
 
 
 def test_a_canceled_rollback_resumes_and_goes_no_further(cut_over: Project) -> None:
@@ -541,7 +512,7 @@ def test_a_target_with_rows_of_somebody_else_is_refused(project: Project) -> Non
 
 
 def test_rows_that_collide_are_refused_before_the_first_write(project: Project) -> None:
-    project.script(LOWERED_SCRIPT)
+    project.script(FOLDED_SCRIPT)
     asyncio.run(project.tables.table("Users").insert(user("USER0000@example.com", "p0")))
     with pytest.raises(Findings, match="share 1 target key"):
         apply(project)
@@ -549,7 +520,7 @@ def test_rows_that_collide_are_refused_before_the_first_write(project: Project) 
 
 
 def test_a_collision_that_comes_up_later_stops_the_backfill_and_overwrites_nothing(project: Project) -> None:
-    project.script(LOWERED_SCRIPT)
+    project.script(FOLDED_SCRIPT)
 
     async def insert_late(call: Call) -> None:
         if call.action == "create_table":
@@ -575,7 +546,7 @@ def test_a_collision_that_a_sample_missed_is_found_by_its_claim(
     monkeypatch.setattr(spill, "BUFFERED_RECORDS", 16)
     path = project.folder / "rekey.toml"
     path.write_text(f"{path.read_text('utf-8')}\n[plan]\n{setting}\n", "utf-8")
-    project.script(LOWERED_SCRIPT)
+    project.script(FOLDED_SCRIPT)
     for number in range(300):
         asyncio.run(project.tables.table("Users").insert(user(f"more{number}@example.com", f"q{number % 5}")))
     twin = user("MORE299@example.com", "q4")

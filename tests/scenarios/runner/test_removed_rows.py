@@ -37,14 +37,13 @@ from tests.worlds.erasure import (
     Lives,
     by_old,
     complete,
-    killed,
-    killed_by,
     mapping,
     subject,
 )
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds.small import Killed, post
+from tests.worlds.small import post
 
 STRAY: Row = {
     "PartitionKey": "eu",
@@ -238,9 +237,9 @@ def test_killed_anywhere_in_a_repair_the_row_stands_or_can_be_restored(
     while effects >= at - every:
         rekey = lasting(lives.begun(USERS_SCRIPT, tmp_path / str(at)))
         put(rekey)
-        with killed(rekey.project, at) as counted:
+        with killed(rekey.project, at) as kill:
             rekey("verify", "--repair", code=None)
-        effects = counted[0]
+        effects = kill.calls
         if stray(rekey) is None:
             [name] = {key.row[:12] for key in kept(rekey.project)}
             rekey("restore-row", name)
@@ -295,12 +294,7 @@ def test_an_insert_whose_answer_was_lost_is_settled_by_looking(users: Commands, 
 def test_a_restore_that_is_cut_off_is_ended_by_the_next(sealed: Commands, before: tuple[str, str]) -> None:
     """The row that the first inserted is not taken for another one; it is recorded, and kept no more."""
     row_id = removed(sealed)
-
-    async def kill(call: Call) -> None:
-        if (call.action, call.table) == before:
-            raise Killed
-
-    with killed_by(sealed.project, kill):
+    with killed(sealed.project, when=lambda call: (call.action, call.table) == before):
         sealed("restore-row", row_id)
     assert len(kept(sealed.project)) == 1
     assert (stray(sealed) is None) == (before[0] == "insert")

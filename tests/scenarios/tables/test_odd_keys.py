@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rekey.errors import CredentialRefused, TableBeingDeleted
 from rekey.model import EntityKey, Row, content_of, key_of
-from rekey.phases import Phase
-from rekey.runner import commands
 from tests.asserts.command_line import Commands
-from tests.fakes.faults import Call
-from tests.fakes.memory import MemoryTable, MemoryTableService, Mood, instant_gate
+from tests.fakes.memory import MemoryTable, MemoryTableService, Mood
+from tests.worlds.kills import killed
 from tests.worlds.projects import USERS_SCRIPT, Project
-from tests.worlds.small import Killed, user
+from tests.worlds.small import user
 
 # Two keys, of which decoding makes one, and one of which it makes a key that no row has.
 ODD = ("ann%40example.com", "ann@example.com", "two%20words@example.com")
@@ -71,20 +68,10 @@ def test_prepare_leaves_nothing_of_what_it_tried(rekey: Commands) -> None:
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_what_a_killed_prepare_has_left_is_removed_by_the_next(rekey: Commands, at: int) -> None:
     """Killed at any of its calls on the throw-away table; its last one may take effect."""
-    project, calls = rekey.project, list[Call]()
-
-    async def kill(call: Call) -> None:
-        if calls or call.table.startswith("rekeyprobe"):
-            calls.append(call)
-        if len(calls) > at:
-            raise Killed
-
-    project.tables.gate = kill
-    with suppress(Killed), project.session() as session:
-        commands.apply(session, "0001_users", to=Phase.PREPARE)
-    project.tables.gate = instant_gate
+    project = rekey.project
+    with killed(project, at + 1, lambda call: call.table.startswith("rekeyprobe")):
+        rekey("apply", "0", "--to", "prepare")
     assert any(name.startswith("rekeyprobe") for name in asyncio.run(project.tables.table_names()))
-    project.clock.advance(120)
     rekey("apply", "0", "--to", "prepare")
     assert sorted(asyncio.run(project.tables.table_names())) == ["Users", "UsersV2"]
 
