@@ -48,7 +48,7 @@ from rekey.state.filelock import FileLock
 from rekey.status.facts import seconds_read
 from rekey.tables.base import Table, holding
 from rekey.tables.part import part_of
-from rekey.verify.bucket_digests import Partial
+from rekey.verify.bucket_digests import Partial, readings, rows_in
 from rekey.verify.render import full_lines
 from rekey.verify.report import exit_code
 
@@ -365,11 +365,10 @@ async def _verified(
     done, (source, target) = journal.done, sides
 
     def max_age_s(work: Partial) -> float:
-        readings = ((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
-        return on.config.gates.max_age_s(seconds_read(readings))
+        return on.config.gates.max_age_s(seconds_read(readings(work.reads)))
 
     partial = kept.left(shell.clock.ticks(), max_age_s)
-    before = 0 if partial is None else sum(read.rows for read in partial.reads.values())
+    before = 0 if partial is None else rows_in(partial.reads)
     with shell.progress().task(f"verify {source.name}", total=2 * done.rows, done=before) as advance:
         report = await compare(
             source,

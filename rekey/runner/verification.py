@@ -33,6 +33,7 @@ from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredDigests, Verification
 from rekey.status.facts import (
+    DIFFERING_SO_FAR,
     ESTIMATED_ROWS,
     INDEXES_VERIFIED,
     RETURNED_AT,
@@ -48,7 +49,7 @@ from rekey.status.facts import (
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
-from rekey.verify.bucket_digests import Partial
+from rekey.verify.bucket_digests import Partial, readings, rows_in
 from rekey.verify.context import Keys, MappedRows, ReconcileContext, RowReads, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.ranges import Ranges, compare_ranges
@@ -173,10 +174,10 @@ async def verify_full(
         )
     followed = run.is_delta or bool((await read_clients(run)).live)
     basis = _basis(row, control, run.declared.digest, followed=followed, propagate_first=propagate_first)
-    work = _resumed(run, basis)
+    work = _resumed(run, basis, rereads=repair or keys is not None)
     writers_run = propagate_first and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    label, done = "compare" if propagate_first else "verify", 0 if work is None else _rows_read(work)
+    label, done = "compare" if propagate_first else "verify", 0 if work is None else rows_in(work.reads)
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         ctx = context(run, control, advance, propagate_first=propagate_first, since=since, keys=keys)
         ctx = _marked(run, ctx) if repair else ctx
@@ -194,7 +195,7 @@ async def verify_full(
             with while_allowed(run.still_alone):
                 report = await while_sweeping(run, authority(control) or SOURCE, comparing)
         except TooMany:
-            run.state.keep_digests(run.script_id, None)
+            _forget(run)
             raise
     report = replace(report, took_s=round(worked_s(), 3))
     record(run, report)
@@ -233,8 +234,7 @@ def _record_facts(run: Run, change_id: str, since: str | None, *, followed: bool
         run.state.set_fact(run.script_id, WATERMARK, max(since, passed or since, key=ticks_of))
     # Of a version before 0.2, about an earlier rollback; left, it would keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
-    run.state.keep_digests(run.script_id, None)
-    run.state.set_fact(run.script_id, WORKED_S, None)
+    _forget(run)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
 
@@ -291,25 +291,36 @@ async def _begun(run: Run, *, anew: bool) -> str:
     return since
 
 
-def _resumed(run: Run, basis: str) -> Partial | Ranges | None:
-    """Return the stored digests to go on from; None: begin anew. Unusable ones are removed."""
+def _resumed(run: Run, basis: str, *, rereads: bool) -> Partial | Ranges | None:
+    """Return the stored digests to go on from; None: begin anew. Unusable ones are removed. `rereads`: rows
+    that differ are to be repaired, or their keys named."""
     try:
         stored = run.state.stored_digests(run.script_id)
         if stored is None:
             return None
         kind = Ranges if "large" in stored.digests else Partial
         work = kind.from_state(stored.digests, targets=len(run.targets))
-        is_ours = run.pool is None or isinstance(work, Partial)  # workers do not compare ranges
+        is_ours = isinstance(work, Partial) or (
+            run.pool is None  # workers do not compare ranges
+            and (not rereads or work.compare_again())
+        )
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         if is_ours and stored.basis == basis and age < _resumable_s(run, work):
-            values = {"begun_at": stored.begun_at, "rows": f"{_rows_read(work):,}"}
+            values = {"begun_at": stored.begun_at, "rows": f"{rows_in(work.reads):,}"}
             note(run.progress, "verification-resumed", {"script": run.script_id, **values})
             return work
     except StateUnusable:
         pass  # unreadable digests are treated as those of another basis
-    run.state.keep_digests(run.script_id, None)
+    _forget(run)
     note(run.progress, "verification-anew", {"script": run.script_id})
     return None
+
+
+def _forget(run: Run) -> None:
+    """Forget the digests of an unfinished comparison, and what was noted about it."""
+    run.state.keep_digests(run.script_id, None)
+    run.state.set_fact(run.script_id, WORKED_S, None)
+    run.state.set_fact(run.script_id, DIFFERING_SO_FAR, None)
 
 
 def _resumable_s(run: Run, work: Partial | Ranges) -> float:
@@ -326,7 +337,7 @@ def _worked_s(run: Run, work: Partial | Ranges) -> float:
     if (stored := run.state.get_fact(run.script_id, WORKED_S)) is not None:
         return float(stored)
     # Stored by an earlier version.
-    return seconds_read((read.sitting, read.begun_at, read.ended_at) for read in work.reads.values())
+    return seconds_read(readings(work.reads))
 
 
 def _stopwatch(run: Run, before_s: float) -> Callable[[], float]:
@@ -341,14 +352,12 @@ def _stopwatch(run: Run, before_s: float) -> Callable[[], float]:
     return worked_s
 
 
-def _rows_read(work: Partial | Ranges) -> int:
-    return sum(read.rows for read in work.reads.values())
-
-
 def keep(run: Run, basis: str, worked_s: Callable[[], float], work: Partial | Ranges) -> None:
     """Store digests durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
+    rows = work.differing_rows if isinstance(work, Ranges) else 0
     run.state.set_fact(run.script_id, WORKED_S, f"{worked_s():.3f}")
+    run.state.set_fact(run.script_id, DIFFERING_SO_FAR, str(rows) if rows else None)
     run.state.keep_digests(run.script_id, StoredDigests(basis, work.begun_at, work.as_state()))
     run.checkpointed()
 

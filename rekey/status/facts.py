@@ -56,6 +56,8 @@ RETURNED_AT = "returned_at"
 ESTIMATED_ROWS = "estimated_rows"
 # Fact: the number of the last full verification that was made while no client was registered.
 UNFOLLOWED = "unfollowed"
+# Fact: how many rows an unfinished full verification has seen to differ; None: none yet.
+DIFFERING_SO_FAR = "differing_so_far"
 # Fact: the number of the last full verification and the `change_id` of the control row that it began under;
 # None where that was "".
 VERIFIED_UNDER = "verified_under"

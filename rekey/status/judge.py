@@ -23,7 +23,7 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
-from rekey.status.facts import ESTIMATED_ROWS, Facts, took_s, verification_problem
+from rekey.status.facts import DIFFERING_SO_FAR, ESTIMATED_ROWS, Facts, took_s, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, Overhead, apart, requests_in
 
@@ -168,6 +168,11 @@ class Status:
         return None if last is None else self.facts.gates.max_age_s(took_s(last))
 
     @property
+    def differing_so_far(self) -> int:
+        """How many rows an unfinished full verification has seen to differ."""
+        return int(self.facts.state.facts.get(DIFFERING_SO_FAR, 0))
+
+    @property
     def not_migrated_rows(self) -> int:
         """How many source rows that the script drops the last full verification counted."""
         last = self.facts.state.verification
@@ -190,6 +195,7 @@ class Status:
             "stage": self.stage,
             **plain(self.progress),
             "divergences": None if last is None else last.divergences,
+            "divergences_so_far": self.differing_so_far,
             "phases": plain(facts.phases),
             "control": None if control is None else {"phase": str(control.phase), "epoch": control.epoch},
             "runner": plain(facts.store.lease),

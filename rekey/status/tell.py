@@ -50,7 +50,7 @@ def status_lines(
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
     lines += verdict_lines(status, command)
     parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose)]
-    parts += [_not_migrated(status), _indexes(status), _kept(status)]
+    parts += [_comparing(status), _not_migrated(status), _indexes(status), _kept(status)]
     for label, text in chain(*parts, _spent(status) if requests else []):
         lines += labelled(label, text)
     return lines
@@ -97,6 +97,11 @@ def _copied(status: Status, verbose: bool) -> _Fields:
             is_set = status.facts.gates.verification_max_age_s is not None
             text += "" if is_set or max_age_s <= LEAST_MAX_AGE_S else ", twice what it took"
         yield "verified", text
+
+
+def _comparing(status: Status) -> _Fields:
+    if rows := status.differing_so_far:
+        yield "comparing", f"{differing(rows)} so far; the full verification is not done"
 
 
 def _not_migrated(status: Status) -> _Fields:
@@ -279,6 +284,8 @@ def line(status: Status) -> str:
     parts = [f"{facts.script_id}: {phase}{since}"]
     if (work := now.work) is not None:
         parts.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
+    if rows := status.differing_so_far:
+        parts.append(f"{differing(rows)} so far")
     if status.lag_s is not None:
         parts.append(f"lag {duration(status.lag_s)}")
     parts += [held_back.text for held_back in now.held_back]

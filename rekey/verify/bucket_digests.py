@@ -7,7 +7,7 @@ import base64
 import hashlib
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import ne, or_
@@ -141,6 +141,16 @@ class Read(NamedTuple):
 
 # By sitting and table.
 Reads: TypeAlias = dict[tuple[int, int], Read]
+
+
+def rows_in(reads: Reads) -> int:
+    """Return how many rows were read."""
+    return sum(read.rows for read in reads.values())
+
+
+def readings(reads: Reads) -> Iterator[tuple[int, str, str]]:
+    """Yield sitting, begin and end of each table's reading."""
+    return ((read.sitting, read.begun_at, read.ended_at) for read in reads.values())
 
 
 def all_reads(reads: Reads, others: Reads) -> Reads:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -15,11 +15,19 @@ from rekey.errors import Interrupted, StateUnusable
 from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, KeyRange, Row
 from rekey.tables.base import Page
 from rekey.tables.parallel import ParallelScan, Reader
-from rekey.verify.bucket_digests import SOURCE, Part, Partial, Reads, all_reads
-from rekey.verify.context import ReconcileContext
+from rekey.verify.bucket_digests import SOURCE, Part, Partial, Reads, all_reads, rows_in
+from rekey.verify.context import Keys, ReconcileContext
 from rekey.verify.first_pass import LEAST_AT_RATES, LEAST_ROWS, Due, RowAdder
 from rekey.verify.full import Comparison, compare, report_of
-from rekey.verify.report import Findings, FullReport, all_findings, all_repairs
+from rekey.verify.report import (
+    LISTED,
+    Findings,
+    FullReport,
+    RepairReport,
+    all_findings,
+    all_repairs,
+    stored_findings,
+)
 
 # A range ends at the next partition after so many source rows or seconds. What is being read when a
 # comparison is killed is read twice: of one that is killed once an hour less than a hundredth.
@@ -27,11 +35,12 @@ RANGE_ROWS, RANGE_S, CHECKPOINT_S = 100_000, 8.0, 10.0
 # Partitions with more rows are compared together, at the end: their ranges would be too long to lose. The
 # more there are the larger they must be, which keeps the state file small.
 LARGE_ROWS, MANY_PARTS = 3 * RANGE_ROWS, 1000
-# With more ranges in which rows differ nothing more is stored.
-_MOST_DIFFERING = 1000
+# With more ranges in which rows differ they are not listed, and cannot be compared again.
+MOST_DIFFERING = 1000
 
-# The number that stands for all tables in stored parts.
-_ALL = -2
+# What stands for the table in stored parts: of a range to be compared, of one in which rows differ.
+_RANGE, _DIFFERING = -2, -3
+_PARTIALS = ("equal", "unequal", "large")
 # Counts of equal ranges that are in the report.
 _COUNTED = ("transient", "rechecked", "pending")
 
@@ -44,17 +53,25 @@ class Ranges:
     parts: list[Part] = field(repr=False)
     # Of the ranges in which nothing differs.
     equal: Partial = field(repr=False)
+    # Of the ranges in which rows differ.
+    unequal: Partial = field(repr=False)
     # Of large partitions, which are compared at the end, and what is still to be read of them.
     large: Partial = field(repr=False)
     # Of the ranges in which nothing differs.
     counts: Counter[str] = field(default_factory=Counter)
-    # Ranges in which rows differ: compared again when the comparison is resumed.
+    # What differs in the others.
+    findings: Findings = field(default_factory=Findings)
+    # By target, the buckets that differed when they were first read.
+    reread: list[set[int]] = field(default_factory=list, repr=False)
+    # The ranges in which rows differ; with one more than `MOST_DIFFERING` not all of them.
     differing: list[KeyRange] = field(default_factory=list, repr=False)
 
     @classmethod
     def fresh(cls, targets: int) -> Ranges:
         """Return a comparison with so many targets, nothing read."""
-        return cls([Part(SOURCE, KeyRange())], _nothing(targets), _nothing(targets))
+        equal, unequal, large = (_nothing(targets) for _ in _PARTIALS)
+        parts, reread = [Part(SOURCE, KeyRange())], [set[int]() for _ in range(targets)]
+        return cls(parts, equal, unequal, large, reread=reread)
 
     @property
     def begun_at(self) -> str:
@@ -63,33 +80,58 @@ class Ranges:
     @property
     def reads(self) -> Reads:
         """When the rows were read that need not be read again."""
-        return all_reads(self.equal.reads, self.large.reads)
+        return all_reads(self.equal.reads, all_reads(self.unequal.reads, self.large.reads))
+
+    @property
+    def differing_rows(self) -> int:
+        """How many rows differ or could not be settled, so far."""
+        return self.findings.stable + self.findings.unsettled
+
+    def begin_sitting(self, now: str) -> None:
+        """Begin another sitting at the time `now`, UTC."""
+        self.equal.begin_sitting(now)
+        self.unequal.sitting = self.large.sitting = self.equal.sitting
+
+    def compare_again(self) -> bool:
+        """Forget the ranges in which rows differ, so that they are compared again: to repair the rows, or to
+        name their keys, which are not stored. Return False where there are too many of them."""
+        if len(self.differing) > MOST_DIFFERING:
+            return False
+        self.parts += [Part(SOURCE, within) for within in self.differing]
+        self.unequal, self.findings, self.differing = _nothing(len(self.equal.actual)), Findings(), []
+        return True
 
     def as_state(self) -> dict[str, Any]:
         """Return a JSON-able value to resume from. It holds keys: for the state file only."""
-        parts = [*self.parts, *(Part(_ALL, within) for within in self.differing)]
-        ranges = Partial([replace(part, table=_ALL) for part in parts if not part.done], [], [])
-        equal, large = self.equal.as_state(), self.large.as_state()
-        stored = {**equal, "parts": ranges.as_state()["parts"] + large.pop("parts")}
-        return {**stored, "large": large, "counts": dict(self.counts)}
+        # All keys are in `parts`, which the state file seals. No version that knows no ranges takes the rest
+        # for digests of its own.
+        open_parts = [replace(part, table=_RANGE) for part in self.parts if not part.done]
+        differing = [Part(_DIFFERING, within) for within in self.differing]
+        parts = Partial([*open_parts, *differing, *self.large.parts], [], []).as_state()["parts"]
+        partials = {name: getattr(self, name).as_state() | {"parts": []} for name in _PARTIALS}
+        seen = {"counts": dict(self.counts), "findings": asdict(self.findings)}
+        reread = [hex(sum(1 << bucket for bucket in buckets)) for buckets in self.reread]
+        return {"parts": parts, **partials, **seen, "reread": reread}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], *, targets: int) -> Ranges:
         """Return a comparison from what `as_state` gave. Raises StateUnusable for that of another one."""
-        equal = Partial.from_state(state, targets=targets)
         try:
-            large = Partial.from_state({**state["large"], "parts": []}, targets=targets)
+            parts = Partial.from_state({**state["equal"], "parts": state["parts"]}, targets=targets).parts
+            equal, unequal, large = (Partial.from_state(state[name], targets=targets) for name in _PARTIALS)
             counts = Counter({name: int(state["counts"].get(name, 0)) for name in _COUNTED})
+            findings = stored_findings(state["findings"])
+            reread = [_bits(int(text, 16)) for text in state["reread"]]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise StateUnusable(
                 "the stored digests of an earlier verification cannot be read",
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        ranges = [replace(part, table=SOURCE) for part in equal.parts if part.table == _ALL]
-        large.parts = [part for part in equal.parts if part.table != _ALL]
-        equal.parts = []
-        return cls(ranges, equal, large, counts)
+        large.parts = [part for part in parts if part.table not in (_RANGE, _DIFFERING)]
+        ranges = [replace(part, table=SOURCE) for part in parts if part.table == _RANGE]
+        differing = [part.within for part in parts if part.table == _DIFFERING]
+        return cls(ranges, equal, unequal, large, counts, findings, reread, differing)
 
 
 async def compare_ranges(
@@ -100,26 +142,26 @@ async def compare_ranges(
     repair: bool = False,
 ) -> FullReport:
     """Compare every row and every property range by range, as `full` compares everything at once. Arguments
-    and errors as those of `full`; `ctx.mapper` keeps partitions, `ctx.propagate_first` is not set."""
-    work.equal.begin_sitting(ctx.now())
-    work.large.sitting = work.equal.sitting
+    and errors as those of `full`; `ctx.mapper` keeps partitions, `ctx.propagate_first` is not set. Rows that
+    differ by an earlier sitting are not repaired, nor their keys named: `Ranges.compare_again`."""
+    work.begin_sitting(ctx.now())
     comparing = _Comparing(ctx, work, checkpoint, repair=repair)
     with patient_collector():
         try:
             await comparing.run(ctx.reads.scans)
         except Interrupted:
-            comparing.store()
+            checkpoint(work)
             raise
-    comparing.store()
-    groups = [comparing.of_equal, comparing.of_differing]
+    checkpoint(work)
+    groups = [comparing.compared]
     if work.large.parts:
         groups.append(
-            await compare(ctx, work.large, checkpoint=lambda _large: comparing.store(), repair=repair)
+            await compare(ctx, work.large, checkpoint=lambda _large: checkpoint(work), repair=repair)
         )
-    whole = comparing.aside
+    whole = _nothing(len(ctx.targets))
     whole.begun_at = work.begun_at
-    whole.merge(work.equal)
-    whole.merge(work.large)
+    for partial in (work.equal, work.unequal, work.large):
+        whole.merge(partial)
     differing = [
         expected.differing(actual) for expected, actual in zip(whole.expected, whole.actual, strict=True)
     ]
@@ -176,20 +218,17 @@ class _Comparing(ParallelScan[_PartReader]):
         self.least = (LEAST_ROWS if reads.prefetch else LEAST_AT_RATES) // 2
         self._due = Due(ctx.clock, CHECKPOINT_S)
         self._not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-        # What the ranges hold in which rows differ, and what was found there.
-        self.aside = _nothing(len(ctx.targets))
-        self.of_differing = Comparison(Findings(), None, [frozenset()] * len(ctx.targets), [])
-        self._reread: list[set[int]] = [set() for _ in ctx.targets]
+        self._repaired: RepairReport | None = None
 
     @property
-    def of_equal(self) -> Comparison:
-        """What was found in the ranges that are equal."""
+    def compared(self) -> Comparison:
+        """What was found in all ranges."""
         counts: dict[str, Any] = dict(self._work.counts)
-        return Comparison(Findings(**counts), None, list(map(frozenset, self._reread)), [])
+        findings = all_findings([self._work.findings, Findings(**counts)])
+        return Comparison(findings, self._repaired, list(map(frozenset, self._work.reread)), [])
 
-    def store(self) -> None:
-        """Store what is done, unless too many ranges would have to be compared again."""
-        if len(self._work.differing) <= _MOST_DIFFERING:
+    def _store_if_due(self, rows: int) -> None:
+        if self._due.after(rows):
             self._checkpoint(self._work)
 
     def _reader(self, part: Part) -> _PartReader:
@@ -246,6 +285,7 @@ class _Comparing(ParallelScan[_PartReader]):
         reader.range, reader.part.cursor = None, end
         # The scan restarts behind it.
         reader.rest, reader.shrunk = reader.rest.behind(end), True
+        self._store_if_due(reading.work.source_rows)
 
     def _of_targets(self, within: KeyRange) -> list[Part]:
         return [Part(number, within) for number in self._ctx.mapper.read_once]
@@ -261,27 +301,42 @@ class _Comparing(ParallelScan[_PartReader]):
         reading, work = reader.range or self._begin(reader), self._work
         reader.range, within = None, KeyRange(reading.after, upto)
         reading.work.parts = [Part(SOURCE, within, done=True), *self._of_targets(within)]
-        compared = await compare(self._within, reading.work, repair=self._repair)
+        # Of the rows that this range names: those of others do not take their room.
+        ctx = replace(self._within, keys=None if self._ctx.keys is None else {})
+        compared = await compare(ctx, reading.work, repair=self._repair)
         # No await from here on: what is stored counts each range exactly once.
         if compared.is_clean:
             work.equal.merge(reading.work)
             work.counts.update({name: getattr(compared.findings, name) for name in _COUNTED})
-            for known, buckets in zip(self._reread, compared.reread, strict=True):
-                known |= buckets
         else:
-            self.aside.merge(reading.work)
-            self.of_differing = _merged([self.of_differing, compared])
-            work.differing.append(within)
+            self._note(within, reading.work, compared, ctx.keys)
+        for known, buckets in zip(work.reread, compared.reread, strict=True):
+            known |= buckets
         reader.part.cursor, reader.part.done = upto, is_last
-        rows = sum(read.rows for read in reading.work.reads.values())
-        if self._due.after(rows):
-            self.store()
+        self._store_if_due(rows_in(reading.work.reads))
+
+    def _note(self, within: KeyRange, digests: Partial, compared: Comparison, keys: Keys | None) -> None:
+        """Note a range in which rows differ."""
+        work = self._work
+        if self._ctx.keys is not None and keys and len(work.findings.listed) < LISTED:
+            self._ctx.keys.update(keys)
+        work.unequal.merge(digests)
+        work.findings = all_findings([work.findings, compared.findings])
+        if len(work.differing) <= MOST_DIFFERING:
+            work.differing.append(within)
+        repaired = [each for each in (self._repaired, compared.repaired) if each is not None]
+        self._repaired = all_repairs(repaired)
 
     def split(self, reader: _PartReader, middle: EntityKey) -> _PartReader:
         """End a part behind a partition, and return its rest."""
         reader.part.within, rest = reader.part.within.split(middle)
         self._work.parts.append(Part(SOURCE, rest))
         return self._reader(self._work.parts[-1])
+
+
+def _bits(number: int) -> set[int]:
+    """Return which bits of a number are set."""
+    return {place for place, bit in enumerate(reversed(f"{number:b}")) if bit == "1"}
 
 
 def _nothing(targets: int) -> Partial:

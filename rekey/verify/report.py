@@ -156,6 +156,20 @@ def all_findings(each: Sequence[Findings]) -> Findings:
     return Findings(dict(sorted(counts.items())), listed, **others)
 
 
+def stored_findings(stored: Mapping[str, Any]) -> Findings:
+    """Return findings from their fields, as `asdict` gives them and JSON keeps them. Raises KeyError,
+    TypeError, ValueError or AttributeError for others."""
+    counts = {DifferenceKind(kind).value: int(rows) for kind, rows in stored["counts"].items()}
+    listed = []
+    for each in stored["listed"]:
+        properties = tuple(
+            PropertyDifference(str(difference["name"]), Change(difference["change"]))
+            for difference in each["properties"]
+        )
+        listed.append(Divergence(**{**each, "kind": DifferenceKind(each["kind"]), "properties": properties}))
+    return Findings(counts, tuple(listed), **{name: int(stored[name]) for name in _NUMBERS})
+
+
 _NUMBERS = tuple(each.name for each in fields(Findings) if each.name not in ("counts", "listed"))
 
 

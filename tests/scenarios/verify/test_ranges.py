@@ -14,8 +14,11 @@ import pytest
 
 from rekey.errors import Interrupted, StateUnusable
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
-from rekey.verify import ranges
-from rekey.verify.bucket_digests import Part
+from rekey.verify import context as verify_context
+from rekey.verify import first_pass, ranges, settle
+from rekey.verify import report as report_module
+from rekey.verify.bucket_digests import Part, Partial
+from rekey.verify.context import RecheckPolicy
 from rekey.verify.full import full
 from rekey.verify.ranges import Ranges, compare_ranges
 from rekey.verify.report import FullReport
@@ -62,7 +65,7 @@ async def world(clock: FakeClock) -> World:
 
 async def plant(world: World) -> dict[str, int]:
     """Let rows differ in every way, in ranges and in the large partition; return how many of each kind."""
-    target, held = world.targets[0], {}
+    target, held = world.targets[0], dict[str, list[Row]]()
     for row in world.service.dump("UsersV2"):
         held.setdefault(row["PartitionKey"], []).append(row)
     await target.delete(key_of(held["p03"][0]))
@@ -123,6 +126,26 @@ async def test_rows_that_collide_in_a_range_are_found(clock: FakeClock, tmp_path
     await world.source.insert(user("USER001@example.com", "p09"))
     report = await by_ranges(world, tmp_path)
     assert report.differences.counts == {"collision": 1}
+
+
+async def test_keys_are_those_of_the_rows_that_are_listed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range with many rows that differ is observed for longer than another one, which is listed first."""
+    for module in (ranges, report_module, settle):
+        monkeypatch.setattr(module, "LISTED", 2)
+    monkeypatch.setattr(verify_context, "_MOST_KEYS", 6)
+    monkeypatch.setattr(ranges, "LARGE_ROWS", 1000)
+    for row in world.service.dump("UsersV2"):
+        if row["PartitionKey"] == BIG:
+            await world.targets[0].replace({**content_of(row), "Name": "foreign"})
+    await world.targets[0].replace({**content_of(row), "Name": "foreign"})
+    keys: dict[str, tuple[str, EntityKey]] = {}
+    recheck = RecheckPolicy(delay_s=1.0, chunk=4)
+    report = await by_ranges(world, tmp_path, keys=keys, scans=2, recheck=recheck)
+    listed = [each.row_id for each in report.differences.listed]
+    assert report.differences.stable == MANY + 1
+    assert [keys[row_id][1].partition for row_id in listed] == [row["PartitionKey"], BIG]
 
 
 async def test_an_empty_source_is_compared_as_well(clock: FakeClock, tmp_path: Path) -> None:
@@ -199,7 +222,7 @@ def stored(work: Ranges) -> str:
     return json.dumps(work.as_state())
 
 
-async def killed(world: World, folder: Path, work: Ranges, pages: int) -> tuple[str, bool]:
+async def killed(world: World, folder: Path, work: Ranges, pages: int, **more: Any) -> tuple[str, bool]:
     """Compare until so many pages were read; return what was stored last, and whether it ended."""
     kept, left = [stored(work)], pages
 
@@ -215,7 +238,7 @@ async def killed(world: World, folder: Path, work: Ranges, pages: int) -> tuple[
 
     world.service.gate = gate
     try:
-        await compare_ranges(context(world, folder), work, checkpoint=keep)
+        await compare_ranges(context(world, folder, **more), work, checkpoint=keep)
     except Interrupted:
         return kept[-1], False
     finally:
@@ -243,8 +266,12 @@ async def test_killed_again_and_again_it_ends_as_if_undisturbed(
     assert report.source_rows == ALL
 
 
-async def test_every_stored_state_goes_on_to_the_same_digests(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("differ", [False, True])
+async def test_every_stored_state_goes_on_to_the_same_digests(
+    world: World, tmp_path: Path, differ: bool
+) -> None:
     """It counts each range exactly once, also the last one, and one that was split off."""
+    kinds = await plant(world) if differ else {}
     whole, states = await full(context(world, tmp_path)), dict[str, None]()
     work = Ranges.fresh(1)
     await compare_ranges(
@@ -254,12 +281,92 @@ async def test_every_stored_state_goes_on_to_the_same_digests(world: World, tmp_
     for state in states:
         report = await by_ranges(world, tmp_path, Ranges.from_state(json.loads(state), targets=1))
         assert (report.tables, report.source_rows) == (whole.tables, ALL)
+        assert report.differences.counts == kinds
+        assert found(report) == found(whole)
 
 
-@pytest.mark.parametrize("damage", [{"large": {}}, {"counts": 1}, {"parts": [[-2, 1]]}])
+async def test_the_ranges_in_which_rows_differ_are_not_read_again_after_a_kill(
+    world: World, tmp_path: Path
+) -> None:
+    """Rows of nearly all ranges differ, and no sitting is long enough to read them again."""
+    altered = [row for row in world.service.dump("UsersV2") if row["PartitionKey"] != BIG]
+    for row in altered[::FEW]:
+        await world.targets[0].replace({**content_of(row), "Name": "foreign"})
+    report = await sittings(world, tmp_path, 40)
+    whole = await full(context(world, tmp_path))
+    assert report.differences.counts == whole.differences.counts == {"altered": PARTITIONS - 1}
+    assert found(report) == found(whole)
+    assert report.tables == whole.tables
+
+
+async def test_large_partitions_are_stored_one_by_one(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that holds nothing else; no sitting is long enough to find all of them."""
+    monkeypatch.setattr(first_pass, "CHECKPOINT_ROWS", 8)
+    large = [user(f"user{number:03}@example.com", f"p{number % 8}") for number in range(8 * MANY)]
+    world = await filled(World(MemoryTableService(clock=clock), USERS), large)
+    report = await sittings(world, tmp_path, 30)
+    assert not report.findings
+    assert report.tables == (await full(context(world, tmp_path))).tables
+
+
+async def sittings(world: World, folder: Path, pages: int) -> FullReport:
+    """Compare with a single scan, killed each time that so many pages were read."""
+    state, ended, kills = stored(Ranges.fresh(1)), False, 0
+    while not ended:
+        work = Ranges.from_state(json.loads(state), targets=1)
+        state, ended = await killed(world, folder, work, pages, scans=1)
+        kills += not ended
+        assert kills < 20, "it never ends"
+    assert kills > 2
+    return await by_ranges(world, folder, Ranges.from_state(json.loads(state), targets=1))
+
+
+@pytest.mark.parametrize("scans", [1, 2])
+async def test_after_a_kill_the_rows_that_differ_are_repaired_or_named_on_request(
+    world: World, tmp_path: Path, scans: int
+) -> None:
+    kinds = await plant(world)
+    state, ended = await killed(world, tmp_path, Ranges.fresh(1), 60 * scans, scans=scans)
+    work = Ranges.from_state(json.loads(state), targets=1)
+    assert not ended and 0 < work.differing_rows < sum(kinds.values())
+    keys: dict[str, tuple[str, EntityKey]] = {}
+    assert work.compare_again() and not work.differing_rows
+    report = await by_ranges(world, tmp_path, work, keys=keys)
+    assert report.differences.counts == kinds
+    assert {each.row_id for each in report.differences.listed} <= keys.keys()
+    work = Ranges.from_state(json.loads(state), targets=1)
+    assert work.compare_again()
+    report = await by_ranges(world, tmp_path, work, repair=True)
+    assert report.repair is not None and sum(report.repair.counts.values()) == sum(kinds.values())
+    assert not (await full(context(world, tmp_path))).findings
+
+
+async def test_where_too_many_ranges_differ_they_are_not_compared_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds, work = await plant(world), Ranges.fresh(1)
+    monkeypatch.setattr(ranges, "MOST_DIFFERING", 2)
+    await by_ranges(world, tmp_path, work)
+    work = Ranges.from_state(json.loads(stored(work)), targets=1)
+    assert not work.compare_again()
+    report = await by_ranges(world, tmp_path, work)
+    assert report.differences.counts == kinds
+
+
+@pytest.mark.parametrize(
+    "damage", [{"large": {}}, {"counts": 1}, {"parts": [[-2, 1]]}, {"findings": {}}, {"unequal": None}]
+)
 def test_other_states_are_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(StateUnusable):
         Ranges.from_state({**Ranges.fresh(1).as_state(), **damage}, targets=1)
+
+
+def test_a_version_without_ranges_begins_anew() -> None:
+    """It would take a part for one of the tables' own."""
+    with pytest.raises(StateUnusable):
+        Partial.from_state(Ranges.fresh(2).as_state(), targets=2)
 
 
 def test_the_state_of_many_large_partitions_stays_small() -> None:

@@ -19,9 +19,12 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
+from rekey.runner.status import read_status
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
-from rekey.verify import first_pass
+from rekey.status.judge import Status
+from rekey.status.tell import status_lines
+from rekey.verify import first_pass, ranges
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
 from tests.fakes.executors import NAME, Inline, Plain, inline
@@ -262,6 +265,50 @@ def test_it_begins_anew_where_the_sums_would_not_mean_the_same(
     report = verify(project)
     assert {one.sitting for one in report.read} == {1}
     assert not report.findings
+
+
+# --- by ranges --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare by ranges, of a partition or two."""
+    monkeypatch.setattr(verification, "RANGED_ROWS", 1)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 40)
+    monkeypatch.setattr(ranges, "CHECKPOINT_S", 0.0)
+
+
+def status_of(project: Project) -> tuple[Status, str]:
+    """Return what `rekey status` would show."""
+    with project.session() as session:
+        status = session.do(read_status(session.sources, session.scripts["0001_users"]))
+    return status, "\n".join(status_lines(status, str))
+
+
+@pytest.mark.usefixtures("by_ranges")
+def test_it_tells_how_many_rows_differ_so_far(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = planted(project)
+    cut_off(project, monkeypatch, pages=26)
+    status, text = status_of(project)
+    assert 0 < status.as_json()["divergences_so_far"] <= sum(kinds.values())
+    assert f"{status.differing_so_far} rows differ so far" in text
+    report = verify(project)
+    assert report.differences.counts == kinds
+    assert {one.sitting for one in report.read} == {1, 2}
+    status, text = status_of(project)
+    assert status.differing_so_far == 0 and "so far" not in text
+
+
+@pytest.mark.usefixtures("by_ranges")
+def test_a_repair_after_a_kill_repairs_also_what_was_seen_before(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = planted(project)
+    cut_off(project, monkeypatch, pages=26)
+    report = verify(project, repair=True)
+    assert report.repair is not None and sum(report.repair.counts.values()) == sum(kinds.values())
+    assert {one.sitting for one in report.read} == {1, 2}
+    assert not verify(project).findings
 
 
 # --- by workers -------------------------------------------------------------------------------------------
