@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rekey.core.key_space import KeySpace
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
+
+if TYPE_CHECKING:  # a migration is made of references
+    from rekey.declaration.migration import Declared
 
 # The expressions of a migration's new keys, by the key and by the name of the kind; None: without kinds.
 NewKeys: TypeAlias = Mapping[str | None, Mapping[str, Expression]]
@@ -26,6 +29,8 @@ class Referred:
     # The keys of its part of the source; None: it migrates the whole table.
     key_space: KeySpace | None
     group: str
+    # All of it, for looking up its mapping.
+    declared: Declared
 
 
 @dataclass(frozen=True)
