@@ -133,6 +133,8 @@ class Run:
     built_on_by: Sequence[Declared] = ()
     # Those that migrate other parts of its source.
     beside: Sequence[Declared] = ()
+    # Those whose rollback looks old keys up in its mapping.
+    referred_by: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
     # Figures of the last switchover, which the run of another member may have made.

@@ -47,6 +47,7 @@ from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, w
 from rekey.runner.data_keys import KnownRoot, prove_data_keys
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.phases import PHASES
+from rekey.runner.references import looking_up_in
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
 from rekey.runner.status import progress_document, read_status
@@ -385,6 +386,7 @@ class Session:
             builds_on=[script for script in self.scripts.values() if declared.builds_on(script)],
             built_on_by=[script for script in self.scripts.values() if script.builds_on(declared)],
             beside=[script for script in self.scripts.values() if script.is_beside(declared)],
+            referred_by=looking_up_in(declared.script_id, self.scripts.values()),
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)

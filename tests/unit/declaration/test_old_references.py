@@ -16,7 +16,9 @@ from rekey.model import EntityKey, Row, key_of
 from tests.unit.declaration.test_references import BOTH, BUCKET, HEAD, OPAQUE, ORDERS, SECRETS, USERS
 
 ANN, BOB = "Ann@example.com", "Bob@example.com"
-REFERENCE = 'props.reference("User", to="UserId", via="0001_users", partition="{partition}", keep_old=False{more})'
+REFERENCE = (
+    'props.reference("User", to="UserId", via="0001_users", partition="{partition}", keep_old=False{more})'
+)
 SAME_PARTITION = REFERENCE.format(partition="PartitionKey", more="")
 BY_TENANT = REFERENCE.format(partition="Tenant", more="")
 OLD_KEY = EntityKey("eu", "1")
@@ -28,7 +30,9 @@ Write = Callable[..., Mapper]
 def mapper(tmp_path: Path) -> Write:
     """Return a mapper of orders that refer to users."""
 
-    def written(references: str, row: str = OPAQUE, partition: str = "keys.keep()", orders: str = ORDERS) -> Mapper:
+    def written(
+        references: str, row: str = OPAQUE, partition: str = "keys.keep()", orders: str = ORDERS
+    ) -> Mapper:
         (tmp_path / "0001_users.py").write_text(HEAD + USERS.format(partition=partition, row=row))
         (tmp_path / "0002_orders.py").write_text(HEAD + orders.format(references=references))
         return Mapper(load_script(tmp_path / "0002_orders.py").migration, SECRETS)
