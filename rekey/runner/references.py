@@ -1,5 +1,5 @@
-"""Old keys that another migration's rollback looks up in a mapping (`props.reference(…, keep_old=False)`): its
-cutover waits for that mapping, and the mapping stays as long as it may be needed."""
+"""Old keys that another migration's rollback looks up in a mapping (`props.reference(…, keep_old=False)`):
+its cutover waits for that mapping, and the mapping stays as long as it may be needed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def closed_by_references(run: Run) -> list[str]:
         is_copied = phase in _AUTHORITY_MOVED
         if phase is ControlPhase.DUAL_WRITE:
             # What shows that the backfill is done: the control row with capture "dual-write", else this.
-            is_copied = (
-                control is not None and control.copied or run.state.latest_verification(via) is not None
-            )
+            is_copied = (control is not None and control.copied) or run.state.latest_verification(
+                via
+            ) is not None
         if not is_copied:
             reasons.append(reason("referred-not-copied", script=via, source=declared.migration.source))
     return reasons

@@ -297,7 +297,7 @@ class Life:
         return source, placed[0], Operation(verb, placed[1], "*" if verb is Verb.DELETE else None)
 
     def may_refer(self, _target_row: Row) -> bool:
-        """Tell whether the application may write a row in the new view: the row that it refers to is known."""
+        """Tell whether the application may write a row in the new view: what it refers to is known."""
         return True
 
     def carry_out(self, session: Session, step: str, to: Phase | None) -> None:
