@@ -67,8 +67,7 @@ class OldReference:
             for name, column in self.columns.items()
             if isinstance(column, Expression)
         }
-        main = self.reference.to.declared.migration.target.table
-        prefix = prefix_of(self.reference.target) if is_joint(main) else ""
+        prefix = prefix_of(self.reference.target) if is_joint(self.reference.to.main) else ""
 
         def referred(target: Row, source: Row) -> ReferredKey | None:
             texts = {name: self._text(name, target, source, evaluators) for name in _COLUMNS}

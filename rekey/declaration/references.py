@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from rekey.core.key_space import KeySpace
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
-
-if TYPE_CHECKING:  # a migration is made of references
-    from rekey.declaration.migration import Declared
 
 # The expressions of a migration's new keys, by the key and by the name of the kind; None: without kinds.
 NewKeys: TypeAlias = Mapping[str | None, Mapping[str, Expression]]
@@ -29,8 +26,10 @@ class Referred:
     # The keys of its part of the source; None: it migrates the whole table.
     key_space: KeySpace | None
     group: str
-    # All of it, for looking up its mapping.
-    declared: Declared
+    # Its main table, which may be joint.
+    main: str
+    # All of it, a `Declared`, for looking up its mapping. Its module knows of references, not this one of it.
+    declared: Any
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,9 @@ def _referred(folder: Path, script_id: str) -> Referred:
     if migration.kinds:
         new_keys = {kind.name: kind.keys for kind in migration.kinds}
         targets = {kind.name: kind.target.table for kind in migration.kinds}
-    return Referred(new_keys, migration.source, targets, migration.key_space, migration.group, declared)
+    return Referred(
+        new_keys, migration.source, targets, migration.key_space, migration.group, target.table, declared
+    )
 
 
 def _typed(path: Path) -> str:

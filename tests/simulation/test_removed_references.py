@@ -24,6 +24,7 @@ from tests.simulation.witness import DELETE, INSERT, MERGE, REPLACE, UPSERT, Do
 from tests.worlds.referring import ANN, GHOST, ZED, order
 
 KILLED, IN_TURN, MIXED = Budget(crashes=1, preemptions=1), Budget(preemptions=0), Budget(preemptions=1)
+AT_ANY_CALL = Budget(crashes=1, preemptions=0)
 NEW, OLD = View.NEW, View.OLD
 
 
@@ -61,9 +62,9 @@ ALONE: dict[str, tuple[list[Any], list[Works], dict[str, str]]] = {
 @pytest.mark.parametrize("name", ALONE)
 def test_the_source_follows_one_client_that_is_killed(name: str) -> None:
     before, clients, more = ALONE[name]
-    searched = referring(KILLED, before, *clients, **more)
+    searched = referring(AT_ANY_CALL, before, *clients, **more)
     assert not searched.loss, searched
-    assert searched.states > 20
+    assert searched.schedules > 1
 
 
 @pytest.mark.parametrize("name", ["kept | changed", "kept | deleted"])

@@ -28,7 +28,9 @@ USERS_MAPPER = Mapper(USERS, {"users": SECRET})
 def _orders() -> Migration:
     users = Declared(USERS_ID, Path("0000_users.py"), "", frozenset(), USERS, USERS.digest())
     new_keys = {None: {"PartitionKey": USERS.target.partition_key, "RowKey": USERS.target.row_key}}
-    referred = Referred(new_keys, USERS.source, {None: USERS.target.table}, None, "", users)
+    referred = Referred(
+        new_keys, USERS.source, {None: USERS.target.table}, None, "", USERS.target.table, users
+    )
     with reading(ORDERS_ID, lambda _via: referred):
         reference = props.reference(
             "Mail", to="UserId", via=USERS_ID, partition="PartitionKey", keep_old=False

@@ -114,7 +114,7 @@ def test_new_and_changed_references_come_back_and_others_stay(shop: Shop, via: s
             prove(shop.project.config, shop.project.scripts["0001_users"], session.state)
         shop.rekey("retire", "0001_users", "--table", "Users", "--no-backup", "a test")
     shop.to_cutover("0002_orders")
-    assert all("UserEmail" not in row for row in shop.project.rows("OrdersV2"))
+    assert not [row for row in shop.project.rows("OrdersV2") if "UserEmail" in row]
     # Written by the application, so nothing maps it: its own row says its old key.
     shop.write("UsersV2", {"PartitionKey": "eu", "RowKey": opaque("new@example.com"), "Name": "new",
                            "ContactEmail": "new@example.com"})  # fmt: skip
@@ -139,7 +139,7 @@ def test_new_and_changed_references_come_back_and_others_stay(shop: Shop, via: s
     shop.rekey("apply", "0002_orders", "--to", "complete", STOPPED, "--yes", "0002_orders")
     assert "@example.com" not in again.all
     # Old references are in no new row; what the runner keeps of orders are keys, and those are no addresses.
-    assert all("@example.com" not in str(row) for row in shop.project.rows("OrdersV2"))
+    assert "@example.com" not in str(shop.project.rows("OrdersV2"))
 
 
 def test_a_reference_to_nobody_keeps_the_rollback_closed_until_it_is_corrected(shop: Shop) -> None:
