@@ -5,7 +5,7 @@ RowKey of a row of `Users`. 0001_users_opaque_ids gives users other keys, and th
 
 After: `OrdersV2` has the same rows under the same keys, and `UserId` is the new RowKey of the user's row. An
 order without a user has none. `UserEmail` stays until the application reads `UserId` everywhere; a later
-migration drops it.
+migration drops it. (`keep_old=False` leaves it out at once.)
 
 Things to notice:
 

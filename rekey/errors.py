@@ -160,7 +160,7 @@ class RowRefused(Findings):
         code: stable: `missing-property`, `empty-key`, `refused-character`, `key-too-long`, `not-a-date`,
             `not-a-number`, `out-of-range`, `no-match`, `bad-cast`, `row-too-large`, `too-many-properties`,
             `no-old-key`, `no-kind`, `not-reversible`, `custom-failed`, `bad-property-name`, `key-moves`,
-            `key-taken`, `outside-part`.
+            `key-taken`, `outside-part`, `no-old-reference`, `bad-reference`.
         field: where in the declaration, e.g. `target.row_key`.
         row_id: the safe id, "" if unknown.
     """

@@ -65,12 +65,12 @@ class Authority(ABC):
         """Return where replica rows of an old key may be. `listed`: the targets in its forward row."""
 
     @abstractmethod
-    def expect(self, draft: Draft, row: Row) -> None:
+    async def expect(self, draft: Draft, row: Row) -> None:
         """Compute the replicas' rows for the authority's `row` after the write. Raises RowRefused,
         Unavailable."""
 
     @abstractmethod
-    def is_new(self, draft: Draft, target: TargetKey) -> bool:
+    async def is_new(self, draft: Draft, target: TargetKey) -> bool:
         """Tell whether the write puts a new row under a target key, by the authority's row as read."""
 
     async def add_secondary_writes(self, draft: Draft) -> None:  # noqa: B027 - replicas of the source are written after it
@@ -198,7 +198,7 @@ class Authority(ABC):
         new = [
             target
             for target in sorted(draft.expected)
-            if target.table > 0 and target.table in self.mapper.shared and self.is_new(draft, target)
+            if target.table > 0 and target.table in self.mapper.shared and await self.is_new(draft, target)
         ]
         reserve = self.reservations.reserve
         await side_by_side(
@@ -238,11 +238,11 @@ class Authority(ABC):
         draft.pending.takes_over_key = draft.pending.takes_over_key or leaves
         return leaves
 
-    def rows_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
+    async def rows_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
         """Return the replicas' rows that follow from the authority's row as read; empty if the mapping
         refuses that row. `source_row`: the source row as read, where the source is a replica."""
         try:
-            return self.replicas.expected_of(write.old_key, write.before, source_row)
+            return await self.replicas.expected_of(write.old_key, write.before, source_row)
         except RowRefused:
             return {}
 

@@ -32,7 +32,7 @@ from rekey.model import TIMESTAMP, TYPE_SUFFIX, EntityKey, Row, content_of, etag
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
 from rekey.protocol.operations import CREATES, as_stored, is_conditional, is_lost_race, row_after
-from rekey.protocol.replicas import STAND_IN, inverse, same_content, source_place
+from rekey.protocol.replicas import STAND_IN, same_content, source_place
 from rekey.protocol.rules import SOURCE, Side
 from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
@@ -233,7 +233,7 @@ class CrossView(Flow):
         if place not in draft.replicas.read:
             raise Unavailable("the row of this view could not be read; nothing was written", status=503)
         view_row = draft.replicas.read[place]
-        previous = self.authority.replicas.expected_of(draft.old_key, draft.before, view_row)
+        previous = await self.authority.replicas.expected_of(draft.old_key, draft.before, view_row)
         shown = previous.get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
@@ -297,7 +297,7 @@ class NewViewFirst(CrossView):
                 raise self.authority.key_taken(draft.key)
             draft.pending.takes_over_key = True
         try:
-            desired = inverse(self.authority.mapper, draft.old_key, after, draft.before, cure=_CURE)
+            desired = await self.authority.replicas.inverse(draft.old_key, after, draft.before, cure=_CURE)
         except RowRefused as refused:
             raise refused.for_row(self.authority.replicas.target_id(draft.key)) from None
         content = content_of(desired)
@@ -305,7 +305,7 @@ class NewViewFirst(CrossView):
             draft.sent = [Operation(Verb.INSERT, content)]
         else:
             draft.sent = [Operation(Verb.REPLACE, content, etag_of(draft.before))]
-        self.authority.expect(draft, content)
+        await self.authority.expect(draft, content)
         await self.authority.read(draft, draft.expected)
         await self.authority.claim(draft)
 
@@ -342,6 +342,8 @@ class OldViewAfter(CrossView):
             if self.authority.mapper.is_dropped(timed):
                 raise no_kind(NOT_OF_A_KIND, "")
             main, *indexes = self.authority.mapper.map(timed)
+            view_row = draft.replicas.read.get(place)
+            await self.authority.require_reference(draft.old_key, main.row, now, view_row)
         except RowRefused as refused:
             raise refused.for_row(self.authority.replicas.row_id(draft.key)) from None
         row = dict(main.row)

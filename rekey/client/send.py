@@ -353,7 +353,7 @@ async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | N
         return same_content(wanted, row, replicas.ignoring.get(place.table, frozenset()))
 
     try:
-        shown = replicas.expected_of(write.old_key, now, early.get(source_place(write.old_key)))
+        shown = await replicas.expected_of(write.old_key, now, early.get(source_place(write.old_key)))
     except RowRefused:
         return Evidence.ALONE  # the row stands for another old key
     main = {place for place in (*shown, *early) if place.table <= 0}

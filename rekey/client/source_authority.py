@@ -26,7 +26,7 @@ class SourceAuthority(Authority):
         draft.source_key = draft.authority_key = draft.key
         draft.sent = [operation]
         if operation.verb in FULL:
-            self.expect(draft, operation.row)
+            await self.expect(draft, operation.row)
         elif operation.verb is Verb.DELETE:
             draft.replicas.expected = {}
         derivable = self.derivable_keys(draft.key)
@@ -54,7 +54,7 @@ class SourceAuthority(Authority):
         if operation.verb in MERGES:
             after = row_after(operation, draft.before)
             draft.sent = [as_sent(operation, draft.before)]
-            self.expect(draft, after or {})
+            await self.expect(draft, after or {})
             known_main, main = main, self.main_of(draft)
             reads = [self.read(draft, draft.expected)]
             if main not in (None, known_main):
@@ -63,15 +63,15 @@ class SourceAuthority(Authority):
         if exact:
             row_after(operation, draft.before)  # raises what the service would answer
             draft.sent = [as_sent(operation, draft.before)]
-        draft.replicas.previous = self.rows_before(draft)
+        draft.replicas.previous = await self.rows_before(draft)
         if operation.verb is not Verb.DELETE:
             await self.claim(draft)
 
-    def is_new(self, draft: Draft, target: TargetKey) -> bool:
-        return target not in self.rows_before(draft)
+    async def is_new(self, draft: Draft, target: TargetKey) -> bool:
+        return target not in await self.rows_before(draft)
 
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
-        if 0 in self.mapper.shared and self.is_new(draft, target):
+        if 0 in self.mapper.shared and await self.is_new(draft, target):
             await self.reservations.reserve(draft, target, self.replicas.still_owns)
         elif draft.mapping.owner != draft.old_key and not self.passes_on(draft):
             await self.mapping.claim_main(draft.old_key, target, self.replicas.still_owns)
@@ -93,8 +93,8 @@ class SourceAuthority(Authority):
     def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
         return {*listed, *self.derivable_keys(source_key)}
 
-    def expect(self, draft: Draft, row: Row) -> None:
+    async def expect(self, draft: Draft, row: Row) -> None:
         # The service sets a new Timestamp, unknown until the write: propagate writes the rows that copy it.
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
-        draft.replicas.expected = self.replicas.expected_of(draft.old_key, timed)
+        draft.replicas.expected = await self.replicas.expected_of(draft.old_key, timed)
         draft.needs_propagate = draft.needs_propagate or self.mapper.needs_timestamp

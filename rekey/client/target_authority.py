@@ -93,8 +93,9 @@ class TargetAuthority(Authority):
             # Another write has made the same row meanwhile, and the claim is still passing on to it.
             draft.mapping.outdated = True
 
-    def is_new(self, draft: Draft, target: TargetKey) -> bool:
-        return target not in self.rows_before(draft, draft.replicas.read.get(source_place(draft.old_key)))
+    async def is_new(self, draft: Draft, target: TargetKey) -> bool:
+        source_row = draft.replicas.read.get(source_place(draft.old_key))
+        return target not in await self.rows_before(draft, source_row)
 
     async def add_secondary_writes(self, draft: Draft) -> None:
         if not self.mapper.co_located:
@@ -122,7 +123,7 @@ class TargetAuthority(Authority):
             *draft.listed,
             *draft.expected,
             *self.derivable_keys(draft.old_key),
-            *self.rows_before(draft),
+            *await self.rows_before(draft),
         }
         beside = self.mapper.co_located - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
@@ -142,7 +143,8 @@ class TargetAuthority(Authority):
         places = self.replica_places(write.source_key, listed) | index_places(self.keys_to_list(write))
         reads: list[Awaitable[None]] = []
         if write.request.operation.verb is Verb.DELETE:
-            places |= index_places(self.rows_before(write))
+            if len(self.mapper.tables) > 1:
+                places |= index_places(await self.rows_before(write))
             if write.forward is None:
                 reads = [self._find_forward_during(write, during)]
         await side_by_side([self.read_during_write(write, during, places), *reads])
@@ -150,7 +152,7 @@ class TargetAuthority(Authority):
         source_row = write.replicas.read.get(place) or during.read.get(place)
         if source_row is not None and self.mapper.is_dropped(source_row):
             during.needs_propagate = True  # it is no replica of the row that is written
-        during.previous = self.rows_before(write, source_row)
+        during.previous = await self.rows_before(write, source_row)
 
     async def _find_forward_during(self, write: Prepared, during: During) -> None:
         during.forward = await self.mapping.forward(write.old_key)
@@ -165,17 +167,41 @@ class TargetAuthority(Authority):
     def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
         return {source_place(source_key), *index_places(listed | self.derivable_keys(source_key))}
 
-    def expect(self, draft: Draft, row: Row) -> None:
+    async def expect(self, draft: Draft, row: Row) -> None:
         place = source_place(draft.old_key)
         source_row, is_read = draft.replicas.read.get(place), place in draft.replicas.read
         if self.mapper.drops and draft.operation.verb in CREATES and not is_read:
             raise _unread()  # a row that no kind takes may be there, and would never follow the new row
         try:
-            draft.replicas.expected = self.reverse.expected_of(draft.old_key, row, source_row)
+            draft.replicas.expected = await self.reverse.expected_of(draft.old_key, row, source_row)
         except RowRefused:
             if is_read:
                 raise
             raise _unread() from None  # it is unknown whether a rollback would lose anything
+
+    async def require_reference(
+        self, source_key: EntityKey, row: Row, before: Row | None, source_row: Row | None
+    ) -> bool:
+        """Require that what the row's references took the place of can be looked up, unless they are those of
+        the old key's row `before`; return whether they are, so that the write must be on the condition of
+        that row. `source_row`: the source row as read.
+
+        Raises:
+            RowRefused: an old reference is not known (`no-old-reference`).
+        """
+        # The source row may hold what cannot be looked up, but not for long: another write may change the
+        # reference, or delete the row, and its replica may follow at any moment. As long as the main row that
+        # holds a reference is unchanged, the source row holds what that was made of.
+        if not self.mapper.looks_up:
+            return False
+        try:
+            if not self.mapper.changes_reference(row, before):
+                return before is not None and self.mapper.changes_reference(row, None)
+            rest = None if source_row is None else self.mapper.without_old_references(source_row)
+            await self.reverse.inverse(source_key, row, rest)
+        except RowRefused as refused:
+            raise refused.for_row(self.replicas.target_id(key_of(row))) from None
+        return False
 
     # --- one operation ----------------------------------------------------------------------------------
 
@@ -187,13 +213,18 @@ class TargetAuthority(Authority):
             reads.append(self.read_before(draft))
         if self.mapper.shared and verb is Verb.INSERT:
             with suppress(RowRefused):  # an existing source row may be needed: known after the reads
-                expected = self.reverse.expected_of(source_key, row)
+                expected = await self.reverse.expected_of(source_key, row)
                 reads += self.reservations.reserves_early(draft, expected)
                 new = index_places(expected) - self.derivable_keys(source_key)
                 reads.append(self.read(draft, {place for place in new if place.table in self.mapper.shared}))
         await side_by_side(reads)
-        self.expect(draft, row)
+        await self.expect(draft, row)
         place = source_place(source_key)
+        before = draft.before if self.reverse.named_by(draft.before) == source_key else None
+        rests_on_row = await self.require_reference(source_key, row, before, draft.replicas.read.get(place))
+        if rests_on_row and not is_conditional(draft.operation):
+            row_after(draft.operation, draft.before)
+            draft.sent = [as_sent(draft.operation, draft.before)]
         # The key of a row without its source row may be passing on, or have passed on meanwhile.
         draft.needs_propagate = draft.needs_propagate or (
             verb not in CREATES and draft.replicas.read.get(place) is None

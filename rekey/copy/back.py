@@ -72,7 +72,7 @@ class BackPropagator:
         source_key = await self.owner_of(target_row)
         # Only a row that maps forward again to exactly the target row is copied back: otherwise something
         # written after cutover would be lost.
-        self._reverse.expected_of(source_key, target_row, await self.source.get(source_key))
+        await self._reverse.expected_of(source_key, target_row, await self.source.get(source_key))
 
     async def claim_new(self, target_row: Row) -> EntityKey:
         """Claim the key of a row created in the target; return its old key. Raises Unavailable if it stays
@@ -99,7 +99,7 @@ class BackPropagator:
             replica = await self.source.get(source_key)
             forward = await self.mapping.forward(source_key)
             authority = await self._reverse.authority(forward)
-            expected = self._reverse.expected_of(source_key, authority, replica)
+            expected = await self._reverse.expected_of(source_key, authority, replica)
             # Index rows are the application's until the source is the authority again, but they are listed:
             # once the source row is right, no difference would lead to those that the application wrote
             # itself.

@@ -14,6 +14,7 @@ from rekey.core.joint import is_joint, own_key, own_row, prefix_of
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.kinds import NO_KIND, NO_KIND_CURE, RowKind, keys_are_apart, kind_numbers, targets_in
 from rekey.declaration.migration import Migration
+from rekey.declaration.old_references import NOTHING_LOOKED_UP, OldValues, ReferredKey
 from rekey.declaration.row_makers import KindMapper, OfKind, TargetRow
 from rekey.declaration.targets import Index, Target
 from rekey.errors import RowRefused
@@ -258,7 +259,13 @@ class Mapper:
             raise RowRefused("outside-part", "where", problem, cure=cure)
         return key
 
-    def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
+    def reverse(
+        self,
+        target_row: Row,
+        old_key: EntityKey,
+        source_row: Row | None,
+        old_values: OldValues = NOTHING_LOOKED_UP,
+    ) -> Row:
         """Return the source row that maps to a main target row. Mapping it gives the target row's content
         again; the caller checks its key, whose inputs may have changed. If the declaration copies Timestamp,
         it carries one, for mapping it again; writers leave it out (`content_of`).
@@ -268,15 +275,41 @@ class Mapper:
             old_key: the key of the source row.
             source_row: the current source row, or None: it keeps properties that the mapping does not carry,
                 and the spelling of unchanged values.
+            old_values: what was looked up of `to_look_up`.
 
         Raises:
-            RowRefused: `not-reversible`.
+            RowRefused: `not-reversible`; `no-old-reference` if one of `to_look_up` is not known.
         """
         if not self.reversible:
             problem = "the declaration says reverse=False"
             cure = "this migration cannot be rolled back after cutover"
             raise RowRefused("not-reversible", "target.properties", problem, cure=cure)
-        return self._mapper_of(target_row).reverse(target_row, old_key, source_row)
+        return self._mapper_of(target_row).reverse(target_row, old_key, source_row, old_values)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether `reverse` may need old keys that only the mappings of other migrations hold."""
+        return self.reversible and bool(self.migration.looked_up_in)
+
+    def to_look_up(
+        self, target_row: Row, old_key: EntityKey, source_row: Row | None
+    ) -> Mapping[str, ReferredKey]:
+        """Return the rows of other migrations whose old keys `reverse` needs, by the property of the source
+        that holds the old RowKey. Arguments as for `reverse`. Raises RowRefused."""
+        return (
+            self._mapper_of(target_row).to_look_up(target_row, old_key, source_row) if self.looks_up else {}
+        )
+
+    def without_old_references(self, source_row: Row) -> Row:
+        """Return a source row without what only the source holds of it where there are references."""
+        targets = [target for _, target in targets_in(self.migration.target)]
+        names = frozenset[str]().union(*(target.property_mapping.removed for target in targets))
+        return {field: value for field, value in source_row.items() if field not in names}
+
+    def changes_reference(self, target_row: Row, before: Row | None) -> bool:
+        """Tell whether a main target row holds a reference whose old value only the source holds, and that
+        the row `before` (None: there was none) does not hold. Raises RowRefused."""
+        return self.looks_up and self._mapper_of(target_row).changes_reference(target_row, before)
 
     @cached_property
     def index_inputs_lost(self) -> tuple[str, ...]:

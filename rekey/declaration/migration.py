@@ -310,6 +310,14 @@ class Migration:
         """What the script says of rows that no kind takes, if it drops them."""
         return self.otherwise if isinstance(self.otherwise, Drop) else None
 
+    @cached_property
+    def looked_up_in(self) -> Mapping[str, Declared]:
+        """The migrations, by id, whose mappings a rollback looks old references up in; empty with
+        `reverse=False`."""
+        mappings = [target.property_mapping for _, target in targets_in(self.target)] if self.reverse else []
+        old_references = [old for mapping in mappings for old in mapping.old_references]
+        return {old.reference.via: old.reference.to.declared for old in old_references}
+
     @property
     def rules(self) -> tuple[tuple[Target, Sequence[Index]], ...]:
         """Target and indexes of each kind, or of all rows where there are no kinds."""
@@ -426,6 +434,7 @@ class Migration:
                 lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
                 cure = "add was= to the cast, or say reverse=False"
                 refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+            target.property_mapping.old_references  # noqa: B018 - raises
             keys = target.partition_key, target.row_key
             for computed, name in target.property_mapping.unrecoverable(keys):
                 lost = f"a target row has no {name}, and {computed.name} can be the same for another {name}"

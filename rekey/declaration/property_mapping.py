@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
-from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
+from rekey.core.edm import DATETIME, STRING, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
 from rekey.declaration.keys.base import WHOLE_ROW, Expression, InvalidDeclaration, Scope, need, refuse_if
+from rekey.declaration.old_references import (
+    NOTHING_LOOKED_UP,
+    OldReference,
+    OldValues,
+    ReferredKey,
+    old_reference_of,
+)
 from rekey.declaration.props import Cast, Compute, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
@@ -27,6 +34,20 @@ from rekey.model import (
 # Reads source rows (first argument) and fills the new row of each (second). Steps copy wire values with their
 # annotations and never decode them, except for a cast.
 Step: TypeAlias = Callable[[Sequence[Row], Sequence[Row]], None]
+
+# Gives the row that a new row refers to, from that row and the source row that it gives back.
+Referring: TypeAlias = Callable[[Row, Row], ReferredKey | None]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What undoing the mapping of a row takes: the mapping, compiled."""
+
+    forward: Step
+    scope: Scope
+    # The references in whose place the source holds other properties.
+    old_references: Sequence[tuple[OldReference, Referring]] = ()
+
 
 _NAMED_AT_MOST = 3
 _KNOWN_SHAPES = 4096
@@ -51,7 +72,7 @@ class PropertyMapping:
 
     def carries(self, name: str) -> bool:
         """Tell whether a source property is copied into the new row under its own name."""
-        if name in self.dropped or name in self.renames or name in self.replaced:
+        if name in self.dropped or name in self.renames or name in self.replaced or name in self.removed:
             return False
         return self.kept is None or name in self.kept
 
@@ -59,6 +80,24 @@ class PropertyMapping:
     def replaced(self) -> frozenset[str]:
         """Names in the new row whose values do not come from the source property of that name."""
         return frozenset({*self.constants, *self.computed})
+
+    @cached_property
+    def removed(self) -> frozenset[str]:
+        """Source properties that references take the place of (`keep_old=False`)."""
+        return frozenset(operation.removes for operation in self.computed.values()) - {""}
+
+    @cached_property
+    def old_references(self) -> tuple[OldReference, ...]:
+        """What is needed to look up each of `removed`. Raises InvalidDeclaration: it cannot be looked up."""
+        named = {operation.removes: operation for operation in reversed([*self.computed.values()])}
+        return tuple(
+            old_reference_of(named[name], self.computed, self.can_read, self.casts)
+            for name in sorted(self.removed)
+        )
+
+    def can_read(self, name: str) -> bool:
+        """Tell whether the new row says what a property or key of the source is, under whatever name."""
+        return name in SYSTEM_PROPERTIES or name in self._old_names.values() or self.carries(name)
 
     @property
     def created(self) -> frozenset[str]:
@@ -106,7 +145,7 @@ class PropertyMapping:
         """The source properties that operations name and that the new row does not give back; where `kept` is
         set, all others are lost as well."""
         cast = self.casts.keys() - self.created
-        named = {*self.dropped, *self.replaced, *self.renames, *self.copies.values(), *cast}
+        named = {*self.dropped, *self.removed, *self.replaced, *self.renames, *self.copies.values(), *cast}
         return frozenset(name for name in named - SYSTEM_PROPERTIES if not self.gives_back(name))
 
     def unrecoverable(self, keys: Iterable[Expression]) -> Iterator[tuple[Compute, str]]:
@@ -148,7 +187,9 @@ class PropertyMapping:
         if self.kept is not None:
             carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
         else:
-            carry = _carrying_all_but({*self.dropped, *self.renames, *self.replaced, *SYSTEM_PROPERTIES})
+            carry = _carrying_all_but(
+                {*self.dropped, *self.removed, *self.renames, *self.replaced, *SYSTEM_PROPERTIES}
+            )
         steps = [
             carry,
             *(_moving(old, new, scope) for old, new in self.renames.items()),
@@ -166,18 +207,33 @@ class PropertyMapping:
 
     # --- backward ------------------------------------------------------------------------------------
 
-    def undo(self, target: Row, old_key: EntityKey, source: Row | None, forward: Step, scope: Scope) -> Row:
+    def undo(
+        self,
+        target: Row,
+        old_key: EntityKey,
+        source: Row | None,
+        steps: Backward,
+        old_values: OldValues = NOTHING_LOOKED_UP,
+    ) -> Row:
         """Return the source row that maps to exactly `target`, so that nothing an application wrote to the
         target is silently lost. Properties that the mapping does not carry stay as in `source`; unchanged
-        ones keep its spelling and annotation. `forward` is this mapping, compiled.
+        ones keep its spelling and annotation. `old_values`: those of `to_look_up`, as far as they are known.
 
         Raises:
-            RowRefused: `not-reversible` when no source row maps to this target row.
+            RowRefused: `not-reversible` when no source row maps to this target row, `no-old-reference` when
+                one of `to_look_up` is needed and not known.
         """
-        row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
-        self._undo_properties(target, row, scope)
-        if source is not None:
-            self._keep_source_properties(target, row, source, forward)
+        forward, scope = steps.forward, steps.scope
+        row, mapped = self._undone(target, old_key, source, steps)
+        for old, referred in steps.old_references:
+            if old.is_same(mapped, target):
+                continue
+            row.pop(old.name, None)
+            row.pop(old.name + TYPE_SUFFIX, None)
+            if referred(target, row) is not None:
+                if old.name not in old_values:
+                    raise old.unknown(scope)
+                row[old.name] = old_values[old.name]
         for to in sorted(self.from_timestamp):
             # `forward` below needs the copied moment; writers leave it out of the row anyway
             if (moment := target.get(to, target.get(TIMESTAMP))) is not None:
@@ -196,6 +252,35 @@ class PropertyMapping:
         if differing := {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp:
             raise _not_reversible(scope, sorted(differing))
         return row
+
+    def to_look_up(
+        self, target: Row, old_key: EntityKey, source: Row | None, steps: Backward
+    ) -> dict[str, ReferredKey]:
+        """Return the rows whose old keys are needed for `undo`, by the property of the source. Raises
+        RowRefused."""
+        row, mapped = self._undone(target, old_key, source, steps)
+        needed = {
+            old.name: referred(target, row)
+            for old, referred in steps.old_references
+            if not old.is_same(mapped, target)
+        }
+        return {name: referred for name, referred in needed.items() if referred is not None}
+
+    def _undone(
+        self, target: Row, old_key: EntityKey, source: Row | None, steps: Backward
+    ) -> tuple[Row, Row]:
+        """Return a source row with what the target and source rows say, and the row that `source` maps to,
+        empty if there is none. Raises RowRefused."""
+        row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
+        self._undo_properties(target, row, steps.scope)
+        mapped: Row = {}
+        if source is not None:
+            try:
+                steps.forward([source], [mapped])
+            except RowRefused:
+                mapped = {}  # an unmappable source row gave no target value
+            self._keep_source_properties(target, row, source, mapped)
+        return row, mapped
 
     def source_properties(
         self, target: Row, old_key: EntityKey, needed: Callable[[str], bool], scope: Scope
@@ -241,12 +326,7 @@ class PropertyMapping:
             source not in SYSTEM_PROPERTIES and target.get(self.renames.get(source, source)) is None
         )
 
-    def _keep_source_properties(self, target: Row, row: Row, source: Row, forward: Step) -> None:
-        mapped: Row = {}
-        try:
-            forward([source], [mapped])
-        except RowRefused:
-            mapped = {}  # an unmappable source row gave no target value
+    def _keep_source_properties(self, target: Row, row: Row, source: Row, mapped: Row) -> None:
         old_names = self._old_names
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
         new_names |= {old: to for to, old in self.restored.items()}
@@ -271,6 +351,10 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     no operation names are copied (main target) or not (index). Raises InvalidDeclaration."""
     for operation in operations:
         need(field, operation, Operation, "is not a property operation", cure="use props.…")
+    for operation in operations:
+        in_index = not everything and isinstance(operation, Compute) and operation.removes
+        cure = "leave keep_old out; an index row has only what props.keep, keep_all, copy or rename give it"
+        refuse_if(in_index, field, "keep_old=False in an index row, which no rollback reads", cure=cure)
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
     refuse_if(len(keeps) > 1, field, "props.keep appears twice", cure="write one props.keep")
@@ -318,11 +402,16 @@ def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, An
 def _check_sources(mapping: PropertyMapping) -> None:
     field, dropped, constants = mapping.field, mapping.dropped, mapping.constants
     kept = mapping.kept or frozenset()
-    created = mapping.created
+    created, copied = mapping.created, frozenset(mapping.copies.values())
     for old in mapping.renames:
-        for verb, operation, names in (("dropped", "drop", dropped), ("kept", "keep", kept)):
+        for verb, operation, others in (("dropped", "drop", dropped), ("kept", "keep", kept)):
             cure = f"leave it out of props.{operation}"
-            refuse_if(old in names, field, f"{old} is both {verb} and renamed", cure=cure)
+            refuse_if(old in others, field, f"{old} is both {verb} and renamed", cure=cure)
+    for name in sorted(mapping.removed):
+        uses = ("dropped", dropped), ("kept", kept), ("renamed", {*mapping.renames}), ("copied", copied)
+        for verb, names in uses:
+            problem = f"{name} is {verb}, and a reference takes its place (keep_old=False)"
+            refuse_if(name in names, field, problem, cure="leave that operation or keep_old=False out")
     for name in mapping.replaced:
         what, only = ("set to a constant", "set") if name in constants else ("computed", "compute")
         problem = f"{name} is {what} and also kept or dropped"
@@ -434,9 +523,14 @@ def _setting(constant: Set) -> Step:
 
 def _computing(computed: Compute, scope: Scope) -> Step:
     name, evaluate, needed = computed.name, computed.of.compile_page(scope), computed.needed
+    removes = computed.removes
 
     def compute(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
         pairs = list(zip(rows, new_rows, strict=True))
+        if removes and any(row.get(removes) is not None and edm_type(row, removes) != STRING for row in rows):
+            problem = f"{removes} is no Edm.String, so a rollback could not give it back as it was"
+            cure = f"leave {removes} in the row (keep_old=True), or fix the rows"
+            raise scope.refusal("bad-reference", problem, cure=cure)
         if needed:
             pairs = [pair for pair in pairs if all(pair[0].get(each) is not None for each in needed)]
         for (_, out), value in zip(pairs, evaluate([row for row, _ in pairs]), strict=True):

@@ -131,6 +131,8 @@ class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
         of: the expression.
         needed: source properties; a row that lacks one of them has no such property in the new row.
         on_missing: "refuse", of a reference; else "".
+        removes: the source property whose place a reference takes (`keep_old=False`); "" where it stays.
+        via: the script whose mapping says what that property was; "" where it stays.
         reference: the row that a reference names.
     """
 
@@ -139,6 +141,8 @@ class Compute(Operation, op="compute", creates="name", shown="{name}, {of}"):
     needed: tuple[str, ...] = field(default=(), metadata=json_field(omit_default=True))
     # What becomes of a plan whose rows refer to rows that are not there, if not "compute".
     on_missing: str = field(default="", metadata=json_field(omit_default=True))
+    removes: str = field(default="", metadata=json_field(omit_default=True))
+    via: str = field(default="", metadata=json_field(omit_default=True))
     # The row that it refers to. All that rows depend on is in `of`.
     reference: Reference | None = field(default=None, compare=False, repr=False, metadata=exclude)
 
@@ -269,11 +273,13 @@ def reference(
     to_partition: bool = False,
     kind: str | None = None,
     on_missing: str = "compute",
+    keep_old: bool = True,
 ) -> Operation:
     """Set the property `to` to the new key of a row of another migration, whose old RowKey is in the property
     `name`: computed by that migration's own expression and secret, without reading its tables. A row that
-    lacks `name` has no property `to`. The old property stays, unless `drop` removes it: that needs
-    `reverse=False` where two old references can have one new one. No inverse, as for `compute`.
+    lacks `name` has no property `to`. The old property stays, unless `keep_old=False` or `drop` removes it;
+    with `drop` a rollback cannot bring back references that were written after cutover. Inverse: none while
+    the old property stays; with `keep_old=False` a look-up in the other migration's mapping.
 
     Args:
         name: the property with the old RowKey.
@@ -288,6 +294,11 @@ def reference(
             warning, or `refuse`, an error. In both cases such a row has the new key that the other row would
             have had: whether it is there can change at any moment, so to keep the old value instead, each
             row would have to be looked up whenever it is copied, written or compared.
+        keep_old: False: the new row does not carry `name`. A rollback, and clients as long as there is one,
+            look the old key up by the new one in the mapping of `via`, in the restricted account. `name` must
+            be an Edm.String in every row. Two old keys must not have one new key, and the row must say the
+            other row's whole new key: `partition=`, or a second reference with `to_partition=True`. Between
+            cutover and `complete` clients refuse a new reference to a row that `via` does not know.
     """
     _source_name("props.reference(name)", name)
     _new_name("props.reference(to)", to)
@@ -302,6 +313,8 @@ def reference(
     refuse_if(
         on_missing not in _ON_MISSING, f"{field}(on_missing)", f"{on_missing!r} is not known", cure=cure
     )
+    is_bool = isinstance(keep_old, bool)
+    refuse_if(not is_bool, f"{field}(keep_old)", "not True or False", cure="write keep_old=True or False")
     via = need_text(f"{field}(via)", via)
     referred, new_keys = referred_by(field, via, kind)
     column = PARTITION_KEY if to_partition else ROW_KEY
@@ -321,6 +334,8 @@ def reference(
     return replace(
         compute(to, new_key[column], needed=tuple(sorted(needed))),
         on_missing="" if on_missing == "compute" else on_missing,
+        removes="" if keep_old else name,
+        via="" if keep_old else via,
         reference=Reference(name, via, referred, referred.targets[kind], old_keys, new_key, column),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rekey.core.key_space import KeySpace
 from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
@@ -26,6 +26,10 @@ class Referred:
     # The keys of its part of the source; None: it migrates the whole table.
     key_space: KeySpace | None
     group: str
+    # Its main table, which may be joint.
+    main: str
+    # All of it, a `Declared`, for looking up its mapping. Its module knows of references, not this one of it.
+    declared: Any
 
 
 @dataclass(frozen=True)

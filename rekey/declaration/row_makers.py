@@ -21,7 +21,8 @@ from rekey.core.limits import (
 from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.keys.base import WHOLE_ROW, Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
-from rekey.declaration.property_mapping import Step
+from rekey.declaration.old_references import OldValues, ReferredKey
+from rekey.declaration.property_mapping import Backward, Step
 from rekey.declaration.rows import Condition, every
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Target
 from rekey.errors import RowRefused
@@ -135,10 +136,30 @@ class KindMapper:
             self._old_key(target_row, partition, PARTITION_KEY), self._old_key(target_row, row, ROW_KEY)
         )
 
-    def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
+    def reverse(
+        self, target_row: Row, old_key: EntityKey, source_row: Row | None, old_values: OldValues
+    ) -> Row:
         """Return the source row that maps to a main row (`Mapper.reverse`)."""
-        target_row = self._own(target_row)
-        return self._mapping.undo(target_row, old_key, source_row, self._main.fill, self._scope)
+        return self._mapping.undo(self._own(target_row), old_key, source_row, self._backward, old_values)
+
+    def to_look_up(
+        self, target_row: Row, old_key: EntityKey, source_row: Row | None
+    ) -> Mapping[str, ReferredKey]:
+        """Return what `reverse` needs to know (`Mapper.to_look_up`)."""
+        return self._mapping.to_look_up(self._own(target_row), old_key, source_row, self._backward)
+
+    def changes_reference(self, target_row: Row, before: Row | None) -> bool:
+        """Tell whether a main row holds a reference that it did not hold before (`Mapper`)."""
+        after = self._own(target_row)
+        return any(
+            old.is_in(after) and (before is None or not old.is_same(after, self._own(before)))
+            for old, _ in self._backward.old_references
+        )
+
+    @cached_property
+    def _backward(self) -> Backward:
+        looked_up = [(old, old.compile(self._scope)) for old in self._mapping.old_references]
+        return Backward(self._main.fill, self._scope, looked_up)
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
         """Return the index rows of a main row, made from that row alone. Raises RowRefused."""

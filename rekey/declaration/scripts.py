@@ -262,17 +262,19 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
 def _referred(folder: Path, script_id: str) -> Referred:
     """Return the migration of a script that another one refers to. Raises InvalidDeclaration."""
     try:
-        migration = load_script(folder / f"{script_id}.py").migration
+        declared = load_script(folder / f"{script_id}.py")
     except DeclarationError as error:
         problem = f"it refers to {script_id}, which cannot be used ({error.problem})"
         raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
-    target = migration.target
+    migration, target = declared.migration, declared.migration.target
     new_keys: NewKeys = {None: {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}}
     targets: dict[str | None, str] = {None: target.table}
     if migration.kinds:
         new_keys = {kind.name: kind.keys for kind in migration.kinds}
         targets = {kind.name: kind.target.table for kind in migration.kinds}
-    return Referred(new_keys, migration.source, targets, migration.key_space, migration.group)
+    return Referred(
+        new_keys, migration.source, targets, migration.key_space, migration.group, target.table, declared
+    )
 
 
 def _typed(path: Path) -> str:

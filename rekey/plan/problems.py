@@ -214,7 +214,8 @@ def reference_problems(source: str, references: Iterable[ReferredRows]) -> Itera
             **{name: getattr(referred, name) for name in ("name", "to", "via", "table")},
         }
         if referred.rows_missing:
-            code = "dangling-reference-refused" if referred.refuses else "dangling-reference"
+            code = "dangling-reference-removed" if referred.removes else "dangling-reference"
+            code = "dangling-reference-refused" if referred.refuses else code
             texts["of"] = counted(referred.rows_looked_up, "row")
             yield _problem(code, referred.rows_missing, referred.row_ids, **texts)
         if left := referred.rows - referred.rows_looked_up:

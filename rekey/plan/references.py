@@ -155,6 +155,7 @@ async def look_up(
         rows_missing=len(missing),
         not_looked_up=search.reason,
         refuses=lookup.operation.on_missing == "refuse",
+        removes=bool(lookup.operation.removes),
         requests=tuple(
             Requests(PREPARE, "look for rows that are referred to", kind, count)
             for kind, count in sorted(search.sent.items())

@@ -454,6 +454,8 @@ class ReferredRows:
     not_looked_up: str = field(default="", metadata=json_field(omit_default=True))
     # The script refuses references to rows that are not there.
     refuses: bool = False
+    # New rows hold the reference in place of the old one.
+    removes: bool = field(default=False, metadata=json_field(omit_default=True))
     # Requests that were sent.
     requests: tuple[Requests, ...] = field(default=(), metadata=exclude)
 

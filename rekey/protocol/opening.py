@@ -4,7 +4,7 @@ Each process reads its own configuration; nothing here passes a secret on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from rekey.project.config import Config, account_key, is_same_account, resolve_s
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_wrapping
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
+from rekey.protocol.references import OldReferences, ReferredMapping
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table, TableService, TwoAccounts
 from rekey.tables.credentials import credential_of
@@ -180,7 +181,34 @@ class OpenMigration:
         migration = self.prepared.declared.migration
         opened = parts_of(migration.key_spaces, table)
         targets = by_number(migration.tables, migration.beginnings, opened)
-        return Propagator(opened(migration.source), targets, self.prepared.mapper, mapping, width)
+        return Propagator(
+            opened(migration.source),
+            targets,
+            self.prepared.mapper,
+            mapping,
+            width,
+            references=self.old_references,
+        )
+
+    @property
+    def old_references(self) -> OldReferences:
+        """Look-ups of old keys in the mappings of the migrations that this one refers to."""
+        looked_up_in = self.prepared.declared.migration.looked_up_in
+        return OldReferences({via: self._referred(declared) for via, declared in looked_up_in.items()})
+
+    def _referred(self, declared: Declared) -> ReferredMapping:
+        opened = open_migration(replace(self.prepared, declared=declared), self.accounts)
+        migration, tables = declared.migration, self.accounts.tables
+
+        def target() -> Table | None:
+            if migration.uses_target_account and not isinstance(tables, TwoAccounts):
+                return None
+            handles = parts_of(migration.key_spaces, tables.table)
+            return by_number(migration.tables, migration.beginnings, handles)[0]
+
+        return ReferredMapping(
+            migration.source, opened.control, opened.mapping, lambda: opened.prepared.mapper, target
+        )
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

@@ -10,19 +10,24 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.old_references import NOTHING_LOOKED_UP
 from rekey.errors import Ambiguous, Collision, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import Forward, Owner, TargetKey, pointer_of, targets_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
+from rekey.protocol.references import OldReferences
 from rekey.protocol.replicas import (
+    CURE,
     SOURCE_TABLE,
     Rows,
     Writes,
     difference,
+    inverse,
     pointed,
     source_place,
+    stands_for,
     transactions,
     with_main,
 )
@@ -133,6 +138,8 @@ class Propagator:
     announce_others: Announce | None = None
     # By table number, the properties that are not compared.
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    # Looks up what main target rows do not say of their source rows.
+    references: OldReferences = field(default_factory=lambda: OldReferences({}))
     # Whether a key without a forward row is propagated, which gives it its mapping rows.
     lists_keys: ClassVar[bool] = True
 
@@ -192,7 +199,7 @@ class Propagator:
         other keys than those that it maps to. Raises as `propagate`."""
         source_key = key_of(row)
         forward = await self.mapping.forward(source_key)
-        if forward is None or forward.targets == self.expected_of(source_key, row).keys():
+        if forward is None or forward.targets == (await self.expected_of(source_key, row)).keys():
             return Propagated()
         return await self.propagate(source_key)
 
@@ -252,7 +259,7 @@ class Propagator:
             if self.mapper.co_located and not await self._is_listed_as(source_key, forward):
                 continue
             authority = await self._authority(source_key)
-            expected = self.expected_of(source_key, authority, current.get(source_place(source_key)))
+            expected = await self.expected_of(source_key, authority, current.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed, authority)
             try:
                 if unlisted:
@@ -292,12 +299,13 @@ class Propagator:
             if place.table in (SOURCE_TABLE, 0) and operation.verb is Verb.DELETE:
                 await removed.keep(place.table, operation.row, source_key)
 
-    def expected_of(
+    async def expected_of(
         self, source_key: EntityKey, authority: Row | None, _source_row: Row | None = None
     ) -> Rows:
         """Return the replicas' rows as they should be when the authority's row is `authority` (None: there is
         none). `_source_row`: the source row as read, where the source is a replica: it keeps what the mapping
-        drops. Raises RowRefused, with the row's safe id: the mapping cannot be applied to the row."""
+        drops. Only what neither row holds is looked up, in the mappings of other migrations. Raises
+        RowRefused, with the row's safe id: the mapping cannot be applied to the row."""
         if authority is None:
             return {}
         try:
@@ -306,9 +314,20 @@ class Propagator:
             raise refused.for_row(self.row_id(source_key)) from None
         return {TargetKey(table, *key_of(row)): row for table, row in mapped}
 
+    async def inverse(
+        self, source_key: EntityKey, target_row: Row, source_row: Row | None, *, cure: str = CURE
+    ) -> Row:
+        """Return the source row that a main target row stands for, as `replicas.inverse`, with what has to be
+        looked up for it. Raises RowRefused, ServiceError."""
+        needs_values = source_row is None or not stands_for(self.mapper, source_row, target_row)
+        old_values = NOTHING_LOOKED_UP
+        if self.mapper.looks_up and needs_values:
+            old_values = await self.references.of(self.mapper, target_row, source_key, source_row)
+        return inverse(self.mapper, source_key, target_row, source_row, cure=cure, old_values=old_values)
+
     async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the authority now has a row of a source key that is under or maps to `target`."""
-        return target in self.expected_of(source_key, await self._authority(source_key))
+        return target in await self.expected_of(source_key, await self._authority(source_key))
 
     def row_id(self, source_key: EntityKey) -> str:
         """Return the safe id of a source row."""

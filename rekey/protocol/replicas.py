@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.old_references import NOTHING_LOOKED_UP, OldValues
 from rekey.declaration.targets import MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.mapping.rows import TargetKey, pointer_of
@@ -162,7 +163,13 @@ def transactions(writes: Writes, co_located: Collection[int]) -> list[Writes]:
 
 
 def inverse(
-    mapper: Mapper, source_key: EntityKey, target_row: Row, source_row: Row | None, *, cure: str = CURE
+    mapper: Mapper,
+    source_key: EntityKey,
+    target_row: Row,
+    source_row: Row | None,
+    *,
+    cure: str = CURE,
+    old_values: OldValues = NOTHING_LOOKED_UP,
 ) -> Row:
     """Return the source row that a main target row stands for: `source_row` itself when that already maps to
     it, otherwise a new row, with a Timestamp for mapping it again. Only its `content_of` is written.
@@ -170,17 +177,18 @@ def inverse(
     Args:
         source_row: the source row as it is now, None when there is none.
         cure: what to do about a row that cannot be expressed.
+        old_values: what was looked up of `Mapper.to_look_up`.
 
     Raises:
-        RowRefused: `not-reversible`, or `key-taken` by a source row that is not migrated; without the row's
-            safe id.
+        RowRefused: `not-reversible`; `no-old-reference` if an old value is needed and not known; `key-taken`
+            by a source row that is not migrated; without the row's safe id.
     """
     if source_row is not None and mapper.is_dropped(source_row):
         # It has no row in the target that could say so: only here is it seen, and never overwritten.
         raise RowRefused("key-taken", "otherwise", _DROPPED_THERE, cure=_DROPPED_CURE)
     if source_row is not None and stands_for(mapper, source_row, target_row):
         return source_row
-    desired = mapper.reverse(target_row, source_key, source_row)
+    desired = mapper.reverse(target_row, source_key, source_row, old_values)
     # The service's new Timestamp is unknown until the write: use the old one, where there is one.
     desired[TIMESTAMP] = (source_row or target_row).get(TIMESTAMP, STAND_IN)
     if problem := lost(mapper, desired, target_row):

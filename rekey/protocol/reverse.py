@@ -8,7 +8,7 @@ from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagated, Propagator, Tally
-from rekey.protocol.replicas import Rows, inverse, source_place
+from rekey.protocol.replicas import Rows, source_place
 from rekey.protocol.rules import SOURCE, Side
 
 
@@ -22,6 +22,7 @@ class ReversePropagator(Propagator):
         super().__init__(forward.source, forward.targets, forward.mapper, forward.mapping, forward.width)
         self.forward = forward
         self.ignoring = dict(enumerate(forward.mapper.timestamp_copies))
+        self.references = forward.references
 
     def tally(self, source_key: EntityKey, *, announced: bool = True) -> Tally:
         """Return the forward propagator's tally: its `announce` is set later, when a session has begun."""
@@ -88,7 +89,7 @@ class ReversePropagator(Propagator):
         # Not listed: something other than a client changed the property, which is reported on rollback.
         return named if forward is not None and target in forward.targets else owner
 
-    def expected_of(
+    async def expected_of(
         self, source_key: EntityKey, authority: Row | None, source_row: Row | None = None
     ) -> Rows:
         if authority is None:
@@ -97,7 +98,7 @@ class ReversePropagator(Propagator):
             stays = source_row is not None and self.mapper.is_dropped(source_row)
             return {source_place(source_key): content_of(source_row)} if stays and source_row else {}
         try:
-            desired = inverse(self.mapper, source_key, authority, source_row)
+            desired = await self.inverse(source_key, authority, source_row)
             mapped = self.mapper.map(desired)[1:]
         except RowRefused as refused:
             raise refused.for_row(self.target_id(key_of(authority))) from None
@@ -108,7 +109,7 @@ class ReversePropagator(Propagator):
         authority = await self._authority(source_key)
         if authority is None or target.table == 0:
             return authority is not None and key_of(authority) == target.key
-        return target in self.expected_of(source_key, authority, await self.source.get(source_key))
+        return target in await self.expected_of(source_key, authority, await self.source.get(source_key))
 
     async def _holder_of(self, main: EntityKey) -> EntityKey | None:
         row = await self.table(0).get(main)

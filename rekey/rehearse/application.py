@@ -314,7 +314,15 @@ class LiveApplication(Application):
 
     def _replace_in_place(self, row: Row, changed: Row) -> bool:
         before, after = places_of(self._mapper, row), places_of(self._mapper, changed)
-        return after[:1] == before[:1] and self._replace_in_source(row, changed)
+        if after[:1] != before[:1] or self._refers_anew(row, changed):
+            return False
+        return self._replace_in_source(row, changed)
+
+    def _refers_anew(self, row: Row, changed: Row) -> bool:
+        """Tell whether a change refers to a row of another migration that nobody knows: clients refuse it."""
+        if not self._mapper.looks_up:
+            return False
+        return self._mapper.changes_reference(self._mapper.map(changed)[0].row, self._mapper.map(row)[0].row)
 
     def _create_in_target(self, target_rows: Sequence[TargetRow]) -> None:
         client, entity = self._in_target(target_rows[0])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,8 @@ class Project:
         to = self.folder / "migrations"
         to.mkdir()
         referred = _referred(self.scripts)
+        looked_up_in = self.declared.migration.looked_up_in
+        alone = {script.path.name for script in self.scripts if script.script_id in looked_up_in}
         wanted = {script.path.name for script in self.scripts} | referred
         try:
             for path in self.declared.path.parent.iterdir():
@@ -172,7 +174,7 @@ class Project:
                 if is_script and (path.name in wanted or path.name.startswith("_")):
                     shutil.copy(path, to / path.name)
                     self._keep_needed(path.stem, to / path.name)
-                    if path.name in referred:
+                    if path.name in referred | alone:
                         _take_out_of_group(to / path.name)
                 elif (path / "__init__.py").is_file():
                     shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -265,23 +267,39 @@ def _referred(scripts: Iterable[Declared]) -> set[str]:
 
 
 def _take_out_of_group(copy: Path) -> None:
-    """Let what moves a group leave a script alone that is only read."""
+    """Let what moves a group leave a script alone that is not rehearsed."""
     with copy.open("a", encoding="utf-8") as file:
         file.write('\nobject.__setattr__(migration, "group", "")\n')
 
 
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
-    """Return the script and all that it depends on, dependencies first."""
+    """Return the script and all that it depends on or looks old references up in, the script last."""
     wanted = load_script(script)
     # Decide from their text whether another script may fill the source table: loading all of them would let
     # any broken script prevent this rehearsal.
     source = f'"{wanted.migration.source.lower()}"'
     others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.path.stem)
     known = [wanted]
-    if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):
+    looks_up = bool(wanted.migration.looked_up_in)
+    if (
+        wanted.depends
+        or looks_up
+        or any(source in path.read_text("utf-8", "replace").lower() for path in others)
+    ):
         known = load_scripts(wanted.path.parent)
-    needed = {wanted.script_id}
-    for declared in reversed(known):  # each after all that depend on it
-        if declared.script_id in needed:
-            needed.update(declared.depends)
-    return tuple(declared for declared in known if declared.script_id in needed)
+    by_id = {declared.script_id: declared for declared in known}
+    needed, waiting = {wanted.script_id}, [wanted.script_id]
+    while waiting:
+        declared = by_id[waiting.pop()]
+        more = (declared.depends | declared.migration.looked_up_in.keys()) - needed
+        needed |= more
+        waiting += more
+    before = [declared for declared in known if declared.script_id in needed - {wanted.script_id}]
+    return (*(_alone(declared, wanted) for declared in before), by_id[wanted.script_id])
+
+
+def _alone(declared: Declared, wanted: Declared) -> Declared:
+    """Return a script that is taken through before the rehearsed one, out of that one's group."""
+    if not declared.migration.group or declared.migration.group != wanted.migration.group:
+        return declared
+    return replace(declared, migration=replace(declared.migration, group=""))

@@ -103,6 +103,8 @@ class Life:
             self._run("apply", script.script_id)
             self._run("verify", script.script_id, "--mode", "full")
             self._run(*apply_to(script.cli_selector, Phase.COMPLETE).split(), "--writers-stopped")
+            if script.script_id in self._migration.looked_up_in:
+                self._leave_out("old-references", needed=script.script_id)
             if script.migration.is_maintained:
                 self._run("verify", script.script_id, "--mode", "full")
                 self._run(*hand_over(script.script_id))

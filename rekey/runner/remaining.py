@@ -19,6 +19,7 @@ from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.protocol.reverse import ReversePropagator
 from rekey.runner.probe_tables import require_two_accounts
+from rekey.runner.references import require_not_looked_up
 from rekey.runner.refusals import refusal
 from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run
@@ -144,6 +145,7 @@ async def require_droppable(run: Run) -> None:
     """Refuse to drop targets unless the source has a row for every row of the main target, or the operator
     gave a reason; record what was found. Raises Refused."""
     await require_two_accounts(run)
+    await require_not_looked_up(run)
     if not await tables_with_rows(run):
         return  # nothing would be lost
     await require_source(run)

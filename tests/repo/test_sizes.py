@@ -24,6 +24,7 @@ CLASSES = {
 }
 FUNCTIONS = {
     "rekey/client/sdk/client.py:DualWriting.__init__": "public: the SDK's parameters and our own, by keyword",
+    "rekey/declaration/props.py:reference": "public: what scripts say of a reference, by keyword",
     "rekey/client/sdk/options.py:ClientOptions.__init__": "the same parameters, for both clients",
 }
 

@@ -42,6 +42,7 @@ PURE = {
     "declaration.inverse",
     "declaration.key_space",
     "declaration.kinds",
+    "declaration.old_references",
     "declaration.property_mapping",
     "declaration.references",
     "declaration.row_makers",

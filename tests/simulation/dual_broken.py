@@ -113,10 +113,10 @@ def rows_of_no_kind_follow_the_target() -> Any:
     """Take the absence of a target row for the deletion of a source row that no kind takes."""
     expected_of = ReversePropagator.expected_of
 
-    def nothing_without_a_row(
+    async def nothing_without_a_row(
         self: ReversePropagator, source_key: EntityKey, authority: Row | None, source_row: Row | None = None
     ) -> Any:
-        return {} if authority is None else expected_of(self, source_key, authority, source_row)
+        return {} if authority is None else await expected_of(self, source_key, authority, source_row)
 
     return mock.patch.object(ReversePropagator, "expected_of", nothing_without_a_row)
 
@@ -317,7 +317,7 @@ def no_target_key_reservations() -> Iterator[None]:
         claimed = await _take(self, source_key, target, owner)
         return claimed if target.table == 0 else Owner(source_key, "")
 
-    def is_new(_self: Authority, _draft: Draft, target: TargetKey) -> bool:
+    async def is_new(_self: Authority, _draft: Draft, target: TargetKey) -> bool:
         return target.table == 0
 
     with (

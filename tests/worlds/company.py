@@ -359,6 +359,7 @@ class Client:
             by_number(mapper.tables, mapper.migration.beginnings, opened),
             mapper,
             mapping,
+            references=project.old_references(self.company.script_id),
         )
         return Writer(
             ClientParts(

@@ -21,6 +21,7 @@ from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
 from rekey.protocol.opening import Prepared, joined, open_migration
+from rekey.protocol.references import OldReferences
 from rekey.runner import commands
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Caller, Session
@@ -160,6 +161,11 @@ class Project:
         assert control is not None
         prepared = Prepared.of(self.config, self.scripts[script_id])
         return await open_migration(prepared, self.connect(self.config)).mapping(control)
+
+    def old_references(self, script_id: str) -> OldReferences:
+        """Return the look-ups of old references, as a client opens them."""
+        prepared = Prepared.of(self.config, self.scripts[script_id])
+        return open_migration(prepared, self.connect(self.config)).old_references
 
     async def journal(self, script_id: str) -> Journal:
         """Return the journal of a migration that has begun, as a client opens it."""

@@ -36,6 +36,7 @@ from rekey.runner.clients import (
 )
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
+from rekey.runner.references import closed_by_references
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import (
     closed_by_emptied,
@@ -78,6 +79,7 @@ async def gate(run: Run) -> list[str]:
     if now.phase is ControlPhase.CUTOVER:
         return []
     reasons = await closed_by_tables(run, authority=run.source) or closed_by_verification(run, now)
+    reasons += await closed_by_references(run)
     if run.is_delta:
         reasons += [] if run.options.writers_stopped else [reason("writers-not-stopped")]
         reasons += await _closed_by_a_long_stop(run)

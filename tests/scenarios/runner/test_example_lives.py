@@ -58,6 +58,9 @@ class Example:
     nobodys: Sequence[Placed] = ()
     group: str = ""
     captures: Sequence[str] = ("delta", "dual-write")
+    # The source table, and the property of new rows that refer to its rows and that says nothing of their old
+    # keys (`keep_old=False`).
+    refers: tuple[str, str] = ("", "")
     # The properties of a target row that say which source row it is of, where its key is made of the row's
     # content.
     old_key: tuple[str, ...] = ()
@@ -82,6 +85,11 @@ def shop_becomes(table: str, row: Row) -> Placed:
         return "UsersV2", {**row, "RowKey": opaque("user", mail), "ContactEmail": mail}
     user = {"UserId": opaque("user", row["UserEmail"])} if "UserEmail" in row else {}
     return "OrdersV2", {**row, **user}
+
+
+def removed_shop_becomes(table: str, row: Row) -> Placed:
+    target, made = shop_becomes(table, row)
+    return target, {name: value for name, value in made.items() if name != "UserEmail"}
 
 
 def draw_order(draw: random.Random) -> Placed:
@@ -173,6 +181,17 @@ EXAMPLES = {
         draw_shop,
         shop_becomes,
         group=GROUP,
+    ),
+    "users and orders without old references": Example(
+        {
+            "0001_users_opaque_ids.py": IN_A_GROUP,
+            "0006_orders_of_users.py": IN_A_GROUP
+            | {'ids")]': 'ids", partition=keys.literal("eu"), keep_old=False)]'},
+        },
+        draw_shop,
+        removed_shop_becomes,
+        group=GROUP,
+        refers=("Users", "UserId"),
     ),
     "tenant": Example(
         {"0007_invoices_of_a_tenant.py": {}}, draw_invoice, invoice_becomes, old_key=("Tenant", "RowKey")
@@ -269,11 +288,17 @@ class Life:
             if becomes is None:
                 return None
             placed = becomes
+            if not self.may_refer(placed[1]):
+                return None
             if (stale := self._stale(*placed)) is not None:
                 # The row would have two keys: the application deletes the former one first.
                 return source, stale[0], Operation(Verb.DELETE, stale[1], "*")
         verb = self.draw.choice([Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_REPLACE, Verb.DELETE])
         return source, placed[0], Operation(verb, placed[1], "*" if verb is Verb.DELETE else None)
+
+    def may_refer(self, _target_row: Row) -> bool:
+        """Tell whether the application may write a row in the new view: what it refers to is known."""
+        return True
 
     def carry_out(self, session: Session, step: str, to: Phase | None) -> None:
         """Carry out `apply` or `rollback`, of the group if there is one."""
@@ -326,6 +351,12 @@ def lives(capture: str, seeds: int) -> list[tuple[str, int]]:
 
 class Delta(Life):
     """A life in capture "delta"."""
+
+    def may_refer(self, target_row: Row) -> bool:
+        # No client refuses other references, and a rollback would.
+        table, name = self.example.refers
+        known = [opaque("user", row["RowKey"]) for row in self.project.rows(table)] if table else []
+        return name not in target_row or target_row[name] in known
 
     def write(self, view: View, count: int = 25) -> None:
         for _ in range(count):
