@@ -1,5 +1,5 @@
-"""Two parts of one table that are migrated at the same time, written and read through one client: in memory and
-on Azurite alike."""
+"""Two parts of one table that are migrated at the same time, written and read through one client: in memory
+and on Azurite alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
 from rekey.protocol.registry import Registry
-from rekey.tables.base import Operation, TableService, Verb
+from rekey.tables.base import Operation, TableService
 from tests.worlds.dual_write import insert, merge, replace, upsert
 from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, row
 

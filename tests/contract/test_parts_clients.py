@@ -1,4 +1,4 @@
-"""Parts of one table, on Azurite: the SDK's methods of one client, and the SDK's own client through a proxy."""
+"""Parts of one table, on Azurite: the SDK's methods of one client, and its own client through a proxy."""
 
 from __future__ import annotations
 

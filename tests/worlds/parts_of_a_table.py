@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from rekey import Migration, Target, keys, props, rows
 from rekey.client.lease import LeaseSettings
-from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.sdk.router import Carrier, carrier_of
 from rekey.declaration.migration import Declared
@@ -24,7 +23,9 @@ NORTH, SOUTH, FREE = "north", "south", "west"
 """PartitionKeys: of the first part, of the second one, and of neither."""
 
 
-def part(source: str, tenant: str, target: str, where: rows.Condition | None = None, **more: Any) -> Migration:
+def part(
+    source: str, tenant: str, target: str, where: rows.Condition | None = None, **more: Any
+) -> Migration:
     """Return the migration of one tenant, whose new keys begin with its name."""
     return Migration(
         source,

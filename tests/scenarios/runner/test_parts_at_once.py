@@ -1,5 +1,5 @@
-"""Two parts of one table, migrated at the same time under the writes of one process that follows both; and what
-keeps a process that follows one of them from writing rows of the other."""
+"""Two parts of one table, migrated at the same time under the writes of one process that follows both; and
+what keeps a process that follows one of them from writing rows of the other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from tests.worlds.scripts import under_writes
 SECOND, OTHER = "0002_second", TENANTS[0]
 FREE = TENANTS[1]
 FIRST_PART = PART
-SECOND_PART = PART.replace("contoso", OTHER).replace("InvoicesV2", "Second").replace("ByPayer", "SecondByPayer")
+SECOND_PART = (
+    PART.replace("contoso", OTHER).replace("InvoicesV2", "Second").replace("ByPayer", "SecondByPayer")
+)
 
 
 @pytest.fixture
@@ -43,9 +45,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     project.script(under_writes(FIRST_PART), f"{SCRIPT}.py")
     project.script(under_writes(SECOND_PART), f"{SECOND}.py")
     clock = project.clock
-    by_its_clock = partial(
-        ClientLease, monotonic=lambda: clock.ticks() / TICKS_PER_SECOND, sleep=clock.sleep
-    )
+    by_its_clock = partial(ClientLease, monotonic=lambda: clock.ticks() / TICKS_PER_SECOND, sleep=clock.sleep)
     with (
         mock.patch.object(core_module, "ClientLease", by_its_clock),
         mock.patch.object(guard_module, "ClientLease", by_its_clock),
@@ -140,7 +140,9 @@ def test_two_parts_live_at_once_under_the_writes_of_one_process(
             if tenant not in shop.moved_on:
                 assert in_source(project, tenant) == shop.of(tenant)
             if table and project.rows(table):
-                assert in_target(project, table) == sorted(map(independently, shop.of(tenant).values()), key=key_of)
+                assert in_target(project, table) == sorted(
+                    map(independently, shop.of(tenant).values()), key=key_of
+                )
 
     def go_on() -> None:
         for seed in (1, 2):
