@@ -140,19 +140,19 @@ class PartRouter:
         first = self._cores[0]
         settings = first.options.settings
         async with AsyncExitStack() as permits:
-            held: list[tuple[Part, Permit]] = []
-            # The first one may wait in a freeze, before the permit of another is held.
+            permitted: list[tuple[Part, Permit]] = []
+            # The first one may wait in a freeze, before the permit of another is permitted.
             for part in sorted(self._parts, key=lambda part: part not in owners):
                 waits = all(owner is part for owner in owners)
                 permit = await permits.enter_async_context(part.passing(waits=waits))
                 if part in owners and (code := part.unfollowed_refused(permit)):
                     raise refusal(code, self.table)
-                held.append((part, permit))
+                permitted.append((part, permit))
             async with asyncio.timeout(settings.sending_s):
                 wait = partial(asyncio.sleep, settings.max_in_flight_s)
                 etags = await send_alone(first.whole_table(), operations, wait)
             first.counters.writes += len(operations)
-            for part, permit in held:
+            for part, permit in permitted:
                 own = [each for each, owner in zip(operations, owners, strict=True) if owner is part]
                 if own and isinstance(part, ClientCore):
                     await part.announce_if_late(own, permit)
