@@ -24,6 +24,7 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.protocol.opening import Prepared
 from rekey.protocol.rules import View
+from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.tables.base import Accounts, Operation, Verb
 from tests.scenarios.runner.test_part_life import PART, SCRIPT, TENANT, TENANTS, independently, invoice, stock
@@ -184,6 +185,31 @@ def test_two_parts_live_at_once_under_the_writes_of_one_process(
     first.live(10)
     look()
     assert shop.moved_on == {TENANT, OTHER}
+    first.do(shop.carrier.close())
+
+
+def test_two_parts_of_a_group_cut_over_at_once_under_the_writes_of_one_process(
+    first: Company, project: Project
+) -> None:
+    """A write that waits in the freeze of one part keeps no permit of the other."""
+    for name, text in ((SCRIPT, FIRST_PART), (SECOND, SECOND_PART)):
+        grouped = under_writes(text).replace("    capture=", '    group="tenants",\n    capture=')
+        project.script(grouped, f"{name}.py")
+    shop = Shop(first, process(project, SCRIPT, SECOND))
+    for to in (None, Phase.CUTOVER):
+        for seed in (1, 2, 3):
+            first.writes(shop.traffic(seed))
+        first.live(5)
+        with first.session() as session:
+            commands.apply_group(session, "tenants", to=to)
+        first.live(5)
+        first.quiet()
+        for tenant, table in ((TENANT, "InvoicesV2"), (OTHER, "Second")):
+            rows = sorted(map(independently, shop.of(tenant).values()), key=key_of)
+            assert rows
+            assert in_target(project, table) == rows
+            assert in_source(project, tenant) == shop.of(tenant)
+    assert not shop.moved_on
     first.do(shop.carrier.close())
 
 
