@@ -22,13 +22,16 @@ from rekey.client.reading import (
     closed,
     digest_moved,
     reading,
+    unknown_part,
+    unknown_parts,
 )
 from rekey.core.clock import monotonic_seconds
 from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
-from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.control import BegunPart, ControlRow, ControlStore
+from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.rules import FROZEN
@@ -149,6 +152,7 @@ class ClientLease:
         self._view = Permit(None, 0, copied=False)
         self._acknowledged = self._view
         self._reading = Reading(None)
+        self._unknown: tuple[BegunPart, ...] = ()
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -228,6 +232,13 @@ class ClientLease:
         # The process may have been suspended since the permit was given, and its client taken for dead.
         if self.monotonic() >= permit.sends_until:
             raise self._held_up()
+
+    def require_known_parts(self, *, reads: bool = False) -> None:
+        """Raise WritesRefused when another part of the source is migrated that the client does not follow.
+        Called before a row is written, or read (`reads`), that may be one of it."""
+        refusal = unknown_part(self._unknown, self.facts, reads=reads)
+        if refusal is not None:
+            raise refusal.error()
 
     def require_same_part(self) -> None:
         """Raise WritesRefused unless the client's declaration, which says which rows are migrated, is the
@@ -396,7 +407,14 @@ class ClientLease:
             # The beat comes first: a runner that moves the control row and then lists the clients either
             # finds this client's row, or this client reads the move.
             await self.registry.beat(self._row())
-            self._take(await self.store.read())
+            if self.facts.part_of:
+                # After the beat as well: a part that is not among these begins after this client registered,
+                # and finds it.
+                read, begun = await side_by_side([self.store.read(), self.store.begun_parts()])
+                self._unknown = unknown_parts(begun, self.facts)
+                self._take(read)
+            else:
+                self._take(await self.store.read())
         finally:
             self._reads += 1
         # From the beginning of the beat, by this machine's monotonic clock; the runner waits from the row's
@@ -437,6 +455,7 @@ class ClientLease:
             run_id=self._acknowledged.run_id,
             refuses=self._reading.refuses,
             signature_valid_s=self.signature_valid_s(),
+            parts=self.facts.parts or None,
         )
 
     async def _acknowledge_in_background(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rekey.core.endpoints import are_other_accounts
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
-from rekey.protocol.control import ControlRow
+from rekey.protocol.control import BegunPart, ControlRow
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -18,6 +18,7 @@ DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 TARGETS_MOVED = "targets-moved"
 OTHER_ACCOUNT = "other-account"
+UNKNOWN_PART = "unknown-part"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
@@ -39,6 +40,8 @@ class ClientFacts:
         name: for people; given by the application.
         target_account: the endpoint of the target account; "" if no table of the migration is there.
         tables_endpoint: the endpoint of the account of the tables; "" if it is not known.
+        part_of: the source, for the old view of a part of it; else "".
+        parts: the ids of all scripts whose parts of that source the process follows, this one included.
     """
 
     script_id: str
@@ -48,6 +51,8 @@ class ClientFacts:
     name: str = ""
     target_account: str = ""
     tables_endpoint: str = ""
+    part_of: str = ""
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,36 @@ def digest_moved(facts: ClientFacts) -> Refusal:
         f"this client works by another declaration of {facts.script_id} than the migration",
         "deploy the script that the migration was begun with, unchanged",
         reads_too=facts.view == "new",  # the new table may be another one, too
+    )
+
+
+# Phases in which the source may no longer have the rows of a part as they are.
+_STALE = frozenset({ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED})
+
+
+def unknown_parts(begun: Iterable[BegunPart], facts: ClientFacts) -> tuple[BegunPart, ...]:
+    """Return the migrations of parts of the client's source that the client does not follow."""
+    return tuple(
+        part
+        for part in begun
+        if part.source.lower() == facts.part_of.lower()
+        and part.script_id not in facts.parts
+        and not are_other_accounts(part.tables_endpoint, facts.tables_endpoint)
+    )
+
+
+def unknown_part(unknown: Iterable[BegunPart], facts: ClientFacts, *, reads: bool) -> Refusal | None:
+    """Return why rows outside the client's parts are not written, or read (`reads`): they may be rows of
+    another migration that has begun. None: there is no such migration."""
+    names = sorted(part.script_id for part in unknown if not reads or part.phase in _STALE)
+    if not names:
+        return None
+    listed = ", ".join(names)
+    return Refusal(
+        UNKNOWN_PART,
+        f"{listed} migrates a part of {facts.part_of} too, and this client does not know its rows",
+        f"give the client that script as well, migration=[{', '.join((*facts.parts, *names))}]; a proxy reads"
+        " all scripts of its project when it starts",
     )
 
 

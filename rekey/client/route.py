@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -60,7 +60,14 @@ class OtherRun(Exception):
 class Writer:
     """The writer of one client: does the writes of its view while there is a control row, in every phase."""
 
-    def __init__(self, client: ClientParts) -> None:
+    def __init__(
+        self,
+        client: ClientParts,
+        beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> None:
+        """Create the writer. `beside`: returns a context in which a write that nothing follows is sent; it
+        refuses one that may be of a row of another part."""
+        self._beside = beside
         propagator = replace(client.propagator, announce_others=partial(announce, client))
         reverse = ReversePropagator(propagator)
         self.client = client
@@ -106,7 +113,9 @@ class Writer:
             maintained=permit.maintained,
         )
         if taken in (Route.REFUSED, Route.WAIT):
-            raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+            is_part = mapper.migration.where is not None
+            code = refusal_code(client.view, taken, copied=permit.copied, is_part=is_part)
+            raise refusal(code, client.table.name)
         if taken is not Route.PLAIN and any(client.is_outside(operation.key) for operation in operations):
             raise refusal(MIXED_PARTS, client.table.name)
         secondary = (
@@ -219,8 +228,12 @@ class Writer:
         await self.finisher.close()
 
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
-        sending = send_alone(whole_of(self.client.table), operations, self.client.wait_out)
-        return await self._in_time(sending, deadline)
+        client = self.client
+        if client.view is View.OLD and client.propagator.mapper.migration.where is not None:
+            client.permits.require_known_parts()
+        async with self._beside():
+            sending = send_alone(whole_of(client.table), operations, client.wait_out)
+            return await self._in_time(sending, deadline)
 
     async def _in_time(self, work: Awaitable[T], deadline: float) -> T:
         """Await a write that no replica follows. Raises Ambiguous at the deadline."""

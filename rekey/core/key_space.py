@@ -26,6 +26,10 @@ class KeySpace:
             if (common := each.common(within)) is not None:
                 yield common
 
+    def is_within(self, other: KeySpace) -> bool:
+        """Tell whether, provably, every key of this one is in a key range of the other."""
+        return all(list(other.within(each)) == [each] for each in self.ranges)
+
     def is_apart_from(self, other: KeySpace) -> bool:
         """Tell whether, provably, no key is in both."""
         return not any(True for each in self.ranges for _ in other.within(each))

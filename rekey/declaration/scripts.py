@@ -501,7 +501,7 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
 
 def _check_parts(scripts: Mapping[str, Declared]) -> None:
     """Raise DeclarationError for two scripts of one source that may migrate the same row, where one migrates
-    a part, and for two parts that clients would have to follow at once."""
+    a part."""
     sources: defaultdict[str, list[Declared]] = defaultdict(list)
     for script in scripts.values():
         if not script.is_kept:
@@ -518,28 +518,6 @@ def _check_parts(scripts: Mapping[str, Declared]) -> None:
                 " be the same, e.g. rows.none_of(…) with the condition of the other"
             )
             raise DeclarationError(second.script_id, "where", problem, cure=cure)
-        captures = {script.migration.capture for script in (first, second)}
-        if captures == {"dual-write"} and not _waits(scripts, first, second):
-            problem = (
-                f"{other} migrates its part by dual writes, and a client follows one migration of a table"
-            )
-            cure = f'write __depends__ = {{"{first.script_id}"}} to migrate them one after the other'
-            raise DeclarationError(second.script_id, "__depends__", problem, cure=cure)
-
-
-def _waits(scripts: Mapping[str, Declared], first: Declared, second: Declared) -> bool:
-    """Tell whether one of two scripts waits for the other."""
-
-    def before(script: Declared) -> set[str]:
-        """Return the scripts that one waits for."""
-        reached, left = set[str](), [script.script_id]
-        while left:
-            new = (scripts[left.pop()].depends & scripts.keys()) - reached
-            reached |= new
-            left += new
-        return reached
-
-    return first.script_id in before(second) or second.script_id in before(first)
 
 
 def _line_of_group(script: Declared) -> str:

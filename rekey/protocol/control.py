@@ -38,6 +38,10 @@ FORMAT = 1
 FORMAT_MAINTAINED = 2
 
 
+# What is read of control rows to know which parts of tables are migrated.
+_PART_COLUMNS = ("Part", "Source", "Phase", "TablesEndpoint", "Group")
+
+
 class Maintainer(StrEnum):
     """Who writes index rows and secondary rows after `complete`."""
 
@@ -116,6 +120,9 @@ class ControlRow:
     handed_over_at: str | None = field(
         default=None, metadata=column("HandedOverAt", MOMENT, may_be_absent=True)
     )
+    # The capture of a migration of a part of its source, "" for a whole table. Clients of other parts find by
+    # it that they do not know whose rows they write.
+    part: str = field(default="", metadata=column("Part", may_be_absent=True))
     # As read; "" for a row that was not read.
     etag: str = ""
 
@@ -142,6 +149,16 @@ class ControlRow:
         """Tell whether both have ended, this one first: the other may have got its rows from it."""
         mine, theirs = self.ended_at, other.ended_at
         return mine is not None and theirs is not None and ticks_of(mine) < ticks_of(theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPart:
+    """A migration of a part of a table that has begun, as its control row says."""
+
+    script_id: str
+    source: str
+    phase: ControlPhase
+    tables_endpoint: str
 
 
 def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:
@@ -191,14 +208,30 @@ def from_row(row: Row) -> ControlRow:
     try:
         if row["Format"] not in (FORMAT, FORMAT_MAINTAINED):
             raise ValueError("format")
-        script_id = row[ROW_KEY] if "Group" in row else row[PARTITION_KEY]
-        return ControlRow(script_id, etag=row.get(ETAG, ""), **read(ControlRow, row))
+        return ControlRow(_script_of(row), etag=row.get(ETAG, ""), **read(ControlRow, row))
     except (KeyError, ValueError, TypeError):
-        raise StateUnusable(
-            f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
-            kept="the row, unchanged",
-            hint="install the rekey that wrote it; no other program may write to the restricted store",
-        ) from None
+        raise _unreadable(row) from None
+
+
+def _script_of(row: Row) -> str:
+    script_id: str = row[ROW_KEY] if row.get("Group") else row[PARTITION_KEY]
+    return script_id
+
+
+def _part_of(row: Row) -> BegunPart:
+    try:
+        phase, endpoint = ControlPhase(row["Phase"]), row.get("TablesEndpoint") or ""
+        return BegunPart(_script_of(row), row["Source"], phase, endpoint)
+    except (KeyError, ValueError):
+        raise _unreadable(row) from None
+
+
+def _unreadable(row: Row) -> StateUnusable:
+    return StateUnusable(
+        f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
+        kept="the row, unchanged",
+        hint="install the rekey that wrote it; no other program may write to the restricted store",
+    )
 
 
 class ControlStore:
@@ -219,6 +252,17 @@ class ControlStore:
         except TableMissing:
             return None
         return None if row is None else from_row(row)
+
+    async def begun_parts(self) -> list[BegunPart]:
+        """Return the migrations of parts of tables that have begun, those that are over included: all of the
+        restricted store. Raises StateUnusable: a row cannot be read by this program."""
+        begun: list[BegunPart] = []
+        try:
+            async for page in self._table.scan(select=_PART_COLUMNS):
+                begun += [_part_of(row) for row in page.rows if row.get("Part")]
+        except TableMissing:
+            return []
+        return [part for part in begun if part.phase is not ControlPhase.SOURCE]
 
     async def members(self) -> list[ControlRow]:
         """Return the control rows of the group, in the order of script ids; without a group the own one."""

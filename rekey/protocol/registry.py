@@ -28,6 +28,7 @@ FORMAT = 1
 _COUNTS = ColumnCodec(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
 )
+_NAMES = ColumnCodec(lambda names: json.dumps(list(names)), lambda text: tuple(map(str, json.loads(text))))
 # Seconds allowed for clocks that run at different rates and for servers of one service that disagree.
 SAFETY_S = 5.0
 # Minimum seconds for which the row of a client that is over is kept.
@@ -70,7 +71,14 @@ class ClientRow:
     refuses: str = field(default="", metadata=column("Refuses"))
     # Seconds after which the service refuses what the client has signed.
     signature_valid_s: float = field(default=SIGNED_S, metadata=column("LateMs", SECONDS, may_be_absent=True))
+    # The ids of the scripts whose parts of its table the same process follows, this one among them; None
+    # where no part of a table is migrated.
+    parts: tuple[str, ...] | None = field(default=None, metadata=column("Parts", _NAMES, may_be_absent=True))
     etag: str = ""
+
+    def follows(self, script_id: str) -> bool:
+        """Tell whether it writes the rows of another part of its table through a client of that migration."""
+        return script_id in (self.parts or ())
 
 
 class Standing(StrEnum):

@@ -53,6 +53,7 @@ INDEX_TABLE = "index-table"
 SECONDARY_ROW = "secondary-row"
 SECONDARY_DIFFERS = "secondary-differs"
 MIXED_PARTS = "mixed-parts"
+PART_MOVED = "part-moved"
 OTHERS_ROW = "others-row"
 
 
@@ -153,8 +154,12 @@ _REFUSALS = {
         "write it as the script declares it, with its main row or after it, until the handover",
     ),
     MIXED_PARTS: (
-        "a transaction on {table} writes rows of the part that is migrated, and rows beside it",
-        "write the rows of the part in one transaction, and the others in another",
+        "a transaction on {table} writes rows of a part that is migrated, and rows of no part or of another",
+        "write the rows of each part in a transaction of their own, and rows of no part in another",
+    ),
+    PART_MOVED: (
+        "{table} no longer has these rows: the migration of their part has gone beyond the old keys",
+        "use them by their new keys in the new table; a query compares PartitionKey with those of other rows",
     ),
     OTHERS_ROW: (
         "the row's key in {table} is none that this migration gives: others fill the table too",
@@ -170,13 +175,16 @@ _REFUSALS = {
 def refusal(code: str, table: str) -> WritesRefused:
     """Return the error for a refused operation on the table named, saying what to do."""
     what, hint = _REFUSALS[code]
-    return WritesRefused(code, what.format(table=spoken(table)), hint=hint, retryable=code == FROZEN)
+    name = spoken(table)
+    return WritesRefused(
+        code, what.format(table=name), hint=hint.format(table=name), retryable=code == FROZEN
+    )
 
 
-def refusal_code(view: View, route_taken: Route, *, copied: bool) -> str:
-    """Return the code of a refused or waiting route."""
+def refusal_code(view: View, route_taken: Route, *, copied: bool, is_part: bool = False) -> str:
+    """Return the code of a refused or waiting route. `is_part`: a part of a table is migrated."""
     if route_taken is Route.WAIT:
         return FROZEN
     if view is View.OLD:
-        return OLD_VIEW_OVER
+        return PART_MOVED if is_part else OLD_VIEW_OVER
     return NEW_VIEW_READS_ONLY if copied else NEW_VIEW_CLOSED

@@ -19,8 +19,8 @@ from azure.core.exceptions import AzureError, ServiceRequestError
 
 from rekey.client.sdk.answers import Answer, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
-from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
+from rekey.client.sdk.router import Carrier
 from rekey.core.limits import is_in_target_account, own_name
 from rekey.errors import Ambiguous, RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
@@ -368,7 +368,7 @@ class Handler:
         return await self._pass(exchange, asked, route, body)
 
     async def _delete(
-        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: Carrier
     ) -> web.StreamResponse:
         if (refusal := await self._not_accepted(exchange, asked, route, core)) is not None:
             return response_of(refusal)
@@ -378,7 +378,7 @@ class Handler:
     # --- what a client carries ----------------------------------------------------------------------------
 
     async def _read(
-        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore, body: bytes | None = None
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: Carrier, body: bytes | None = None
     ) -> Reply:
         """Read under a permit of the client; `body`: of a query in a batch. The response is read completely
         before the permit is returned, so that no slow reader delays a freeze."""
@@ -390,7 +390,7 @@ class Handler:
         upstream = self._upstream_of(route)
         path = "$batch" if body is not None else self._path(asked, route)
         async with (
-            core.reading(call.key if isinstance(call, Read) else None),
+            core.reading(*((call.key, call.asked) if isinstance(call, Read) else ())),
             asyncio.timeout(core.options.settings.longest_operation_s),  # a freeze waits for the permit
             upstream.send(
                 asked.sent_method, path, headers, body, reads=True, token=exchange.token
@@ -402,7 +402,7 @@ class Handler:
         return reply
 
     async def _not_accepted(
-        self, exchange: _Exchange, asked: Incoming, route: Route, core: ClientCore
+        self, exchange: _Exchange, asked: Incoming, route: Route, core: Carrier
     ) -> Reply | None:
         """Return the account's response to a token that may not read this table: such a token must not make
         the proxy a client of the view. None if the account accepts it, or the proxy is a client already."""
@@ -413,9 +413,7 @@ class Handler:
         async with upstream.send("GET", path, headers, None, reads=True, token=exchange.token) as response:
             return None if response.status == HTTPStatus.OK else await self._whole(exchange, response, route)
 
-    async def _write(
-        self, exchange: _Exchange, asked: Incoming, core: ClientCore, batch: Batch | None
-    ) -> Reply:
+    async def _write(self, exchange: _Exchange, asked: Incoming, core: Carrier, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
         if exchange.token:
             text = "This proxy takes no bearer token for writes that it carries: it cannot verify one."

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions, Endpoint, connect
+from rekey.client.sdk.router import Carrier, carrier_of
 from rekey.core.limits import is_in_target_account
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError
@@ -27,7 +27,7 @@ class Route:
     """Where requests for a name go."""
 
     table: str  # the table upstream, as the declaration names it
-    core: ClientCore | None = None  # the client that carries them; None: they are forwarded
+    core: Carrier | None = None  # the client that carries them; None: they are forwarded
     alias: str = ""  # the application's name for the table, "" if it is the table's own
 
 
@@ -36,7 +36,7 @@ class Routes:
 
     def __init__(
         self,
-        cores: Mapping[str, ClientCore],
+        cores: Mapping[str, Carrier],
         views: Mapping[str, str],
         own_views: Mapping[str, Mapping[str, str]],
         not_followed: Collection[str] = (),
@@ -116,8 +116,11 @@ def sides_of(declared: Iterable[Declared]) -> dict[str, frozenset[View]]:
 
 
 def cores_of(
-    config: Config, followed: Sequence[Prepared], options_of: Callable[[Prepared, str], ClientOptions]
-) -> dict[str, ClientCore]:
+    config: Config,
+    followed: Sequence[Prepared],
+    options_of: Callable[[Prepared, str], ClientOptions],
+    not_followed: Sequence[Prepared] = (),
+) -> dict[str, Carrier]:
     """Return the clients of all tables of some migrations. A client connects and takes its lease with its
     first request, so that `complete` does not wait for a proxy that nobody asks for the old view.
 
@@ -125,23 +128,34 @@ def cores_of(
         config: the project.
         followed: the migrations; those with capture "delta" are skipped.
         options_of: makes the options of a client.
+        not_followed: the project's other migrations. Those that move other parts of a source of `followed`
+            are followed for that table.
 
     Raises:
         ConfigurationError, SecretMissing: a secret is missing, or two migrations name the same table.
     """
-    cores: dict[str, ClientCore] = {}
+    cores: dict[str, Carrier] = {}
+    connected = partial(_connected, config)
     for prepared in followed:
-        migration = prepared.declared.migration
+        declared = prepared.declared
+        migration = declared.migration
         if migration.capture != "dual-write":
             continue
+        sources = [
+            prepared,
+            *(each for each in (*followed, *not_followed) if each.declared.is_beside(declared)),
+        ]
         for table in dict.fromkeys((migration.source, *migration.table_names)):
-            if table.lower() in map(str.lower, cores):
+            is_source, is_taken = table == migration.source, table.lower() in map(str.lower, cores)
+            if is_taken and is_source and len(sources) > 1:
+                continue  # with the other parts of it
+            if is_taken:
                 raise ConfigurationError(
                     f"two migrations name the table {table}",
                     hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
                 )
-            options = options_of(prepared, table)
-            cores[table] = ClientCore(options, partial(_connected, config, options))
+            of_table = sources if is_source else [prepared]
+            cores[table] = carrier_of([options_of(each, table) for each in of_table], connected)
     return cores
 
 

@@ -119,11 +119,16 @@ async def proxying(
     )
     followed = [Prepared.of(config, script) for script in declared]
     options_of = partial(ClientOptions, name=limits.name, settings=times, tables_endpoint=account.endpoint)
+    beside = [
+        Prepared.of(config, script)
+        for script in not_followed
+        if any(script.is_beside(each) for each in declared)
+    ]
     others = [
         table for script in not_followed for table in (script.migration.source, *script.migration.table_names)
     ]
     routes = Routes(
-        cores_of(config, followed, options_of),
+        cores_of(config, followed, options_of, beside),
         config.proxy.views,
         config.proxy.own_views,
         others,

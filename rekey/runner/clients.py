@@ -214,12 +214,13 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
 
 
 async def closed_by_other_parts(run: Run) -> list[str]:
-    """Return a reason for each migration of another part of the source that has live clients of the old view:
-    they write rows of this part to the source alone."""
+    """Return a reason for each migration of another part of the source that has live clients of the old view
+    which do not follow this migration: they write rows of this part to the source alone."""
     reasons, now = [], ticks_of(await run.restricted.server_time())
     for other in run.beside:
         clients = Clients(await Registry(run.restricted, other.script_id).list(), now)
-        if old := [row for row in clients.live if row.view == View.OLD]:
+        old = [row for row in clients.live if row.view == View.OLD and not row.follows(run.script_id)]
+        if old:
             reasons.append(reason("other-part", script=other.script_id, clients=named(old, now)))
     return reasons
 

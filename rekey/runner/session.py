@@ -335,6 +335,7 @@ class Session:
             id_key=new_key(),
             tables_endpoint=self.config.tables.endpoint,
             target_account=prepared.target_account,
+            part="" if declared.migration.where is None else declared.migration.capture,
         )
         return await control.create(first)
 

@@ -50,8 +50,19 @@ class OneOfJoint(Table):
         row = await self._joint.find(joint_key(self._prefix, key), select=select)
         return None if row is None else own_row(row)
 
+    async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        row = await self._joint.at_address(joint_key(self._prefix, key), select=select)
+        return None if row is None else own_row(row)
+
+    async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        row = await self._joint.by_query(joint_key(self._prefix, key), select=select)
+        return None if row is None else own_row(row)
+
     async def write(self, operation: Operation) -> str:
         return await self._joint.write(self._as_joint(operation))
+
+    async def write_at_address(self, operation: Operation) -> str:
+        return await self._joint.write_at_address(self._as_joint(operation))
 
     def encoded_size(self, operation: Operation) -> int:
         return self._joint.encoded_size(self._as_joint(operation))

@@ -32,6 +32,7 @@ STREAMS = {
 
 PURE = {
     "client.sdk.calls",
+    "client.sdk.filters",
     "plan.advice",
     "backup.manifest",
     "backup.parts",

@@ -73,6 +73,7 @@ class Begun:
                 fingerprints={name: fingerprint(SECRETS[name]) for name in required_secrets(migration)},
                 id_key=new_key(),
                 target_account=self.target_account,
+                part="" if migration.where is None else migration.capture,
             )
         )
 

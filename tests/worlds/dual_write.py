@@ -76,6 +76,9 @@ class StandingPermits:
     def check(self, permit: Permit) -> None:
         return
 
+    def require_known_parts(self, *, reads: bool = False) -> None:
+        return
+
     def require_same_part(self) -> None:
         return
 

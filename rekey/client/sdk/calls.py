@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from rekey.client.sdk.filters import keys_asked
 from rekey.core.edm import STRING
+from rekey.core.key_space import KeySpace
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row, content_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Verb, rejected
@@ -73,10 +75,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read: of one row (`key`), or a page of a query. `partial`: properties were selected."""
+    """A read: of one row (`key`), or a page of a query. `partial`: properties were selected; `asked`: the
+    keys that the query can return, None for any."""
 
     key: EntityKey | None = field(default=None, repr=False)
     partial: bool = False
+    asked: KeySpace | None = field(default=None, repr=False)
 
 
 class Table(StrEnum):
@@ -124,7 +128,12 @@ def call_in(request: Message, table: str, changes: Sequence[Message] | None = No
     if request.method in ("GET", "HEAD"):
         match = _ENTITY.fullmatch(resource)
         _check_table(match["table"] if match else resource.removesuffix("()"), table)
-        return Read(_key(match) if match else None, partial="$select" in query)
+        if match:
+            return Read(_key(match), partial="$select" in query)
+        conditions = query.get("$filter", ())
+        # Of two filters it is not known which the service takes.
+        asked = keys_asked(conditions[0]) if len(conditions) == 1 else None
+        return Read(None, partial="$select" in query, asked=asked)
     return Write((_operation(request, table),), prefer=request.headers.get("prefer", ""))
 
 

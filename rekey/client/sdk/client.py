@@ -4,17 +4,16 @@ that is not defined here is the SDK's. Nothing connects, and no thread starts, b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.pipeline.policies import CustomHookPolicy
 
 from rekey.client.parts import Acknowledge
 from rekey.client.reading import LeaseSettings
-from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import (
     DEFAULT_NAME,
     DEFAULT_SHADOW_READS,
@@ -28,10 +27,11 @@ from rekey.client.sdk.options import (
     sdk_options,
     view_named,
 )
+from rekey.client.sdk.router import carrier_of
 from rekey.core.joint import names_in
 from rekey.core.limits import is_in_target_account, own_name
 from rekey.declaration.migration import Declared
-from rekey.declaration.scripts import load_script
+from rekey.declaration.scripts import load_script, read_scripts
 from rekey.errors import ConfigurationError
 from rekey.mapping.sealing import WrappingKey
 from rekey.project.config import Account, account_key, load_config
@@ -40,6 +40,8 @@ from rekey.protocol.rules import View
 from rekey.tables.base import Accounts
 
 CredentialT = TypeVar("CredentialT", bound=AnyCredential)
+# A migration script: as loaded, or its path.
+Script: TypeAlias = Declared | Path | str
 
 
 def _needs_a_migration(name: str) -> ConfigurationError:
@@ -55,7 +57,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         endpoint: str,
         table_name: str,
         *,
-        migration: Declared | Path | str,
+        migration: Script | Sequence[Script],
         restricted_endpoint: str,
         restricted_credential: AnyCredential,
         targets_endpoint: str | None = None,
@@ -77,7 +79,8 @@ class DualWriting(ABC, Generic[CredentialT]):
             endpoint, table_name, credential, kwargs: as for the SDK's client; `proxies` and
                 `connection_verify` apply to all accounts. A new table in the target account is named as in
                 the script, `Users@targets`, or without the suffix if the old table has another name.
-            migration: the migration script's path, or the script as loaded.
+            migration: the migration script's path, or the script as loaded; for the old view of a table of
+                which several scripts move parts, all of these.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
             targets_endpoint, targets_credential: the target account, if the script names tables there.
             secrets: the secrets that the declaration names.
@@ -100,31 +103,37 @@ class DualWriting(ABC, Generic[CredentialT]):
         targets = (
             None if targets_endpoint is None else account_of(targets_endpoint, targets_credential, "targets")
         )
-        options = ClientOptions(
-            prepared_with(migration, secrets, wrapping_key, targets),
-            table_name,
-            view,
-            name=name,
-            settings=settings,
-            shadow_reads=shadow_reads,
-            shadow_seed=shadow_seed,
-            acknowledge=acknowledge,
-            tables_endpoint=endpoint,
-        )
+        scripts = [migration] if isinstance(migration, Declared | Path | str) else list(migration)
+        if not scripts:
+            raise ConfigurationError("the client was given no migration", hint="name a script, or several")
+        followed = [
+            ClientOptions(
+                prepared_with(script, secrets, wrapping_key, targets),
+                table_name,
+                view,
+                name=name,
+                settings=settings,
+                shadow_reads=shadow_reads,
+                shadow_seed=shadow_seed,
+                acknowledge=acknowledge,
+                tables_endpoint=endpoint,
+            )
+            for script in scripts
+        ]
         tables_endpoint = endpoint
         tables = partial(account_of, endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential)
         passed_on = sdk_options(kwargs)
 
-        def connected() -> Accounts:
+        def connected(options: ClientOptions) -> Accounts:
             # The SDK's constructor has already refused a bad address or credential, in its words.
             return connect(tables(), restricted, options.settings, passed_on, targets)
 
-        self._core = ClientCore(options, connected)
+        self._core = carrier_of(followed, connected)
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
-        if targets_endpoint is not None and is_in_target_account(options.table):
+        if targets_endpoint is not None and is_in_target_account(self._core.table):
             endpoint, credential = targets_endpoint, targets_credential
         table_client: Any = super()
         own = own_name(table_name)
@@ -164,7 +173,8 @@ class DualWriting(ABC, Generic[CredentialT]):
 
         Args:
             path: of `rekey.toml`.
-            script_id: the migration.
+            script_id: the migration. Of a part of a table, the old view also follows the scripts of the other
+                parts that are in the folder of migrations.
             table: the client's table; by default the source or the main target, as `view` says.
             view: `old` or `new`.
             kwargs: `name`, `shadow_reads`, `acknowledge`, `settings` and arguments of the SDK's client.
@@ -179,8 +189,8 @@ class DualWriting(ABC, Generic[CredentialT]):
             )
         view = None if view is None else view_named(view)
         config = load_config(Path(path))
-        prepared = Prepared.of(config, load_script(config.migrations / f"{script_id.removesuffix('.py')}.py"))
-        migration = prepared.declared.migration
+        declared = load_script(config.migrations / f"{script_id.removesuffix('.py')}.py")
+        migration = declared.migration
         if table is None:
             mains = names_in(migration.target.table)
             if view is View.NEW and len(mains) > 1:
@@ -189,6 +199,12 @@ class DualWriting(ABC, Generic[CredentialT]):
                     hint=f"say which: table={' or '.join(map(repr, mains))}",
                 )
             table = migration.source if view is View.OLD else migration.target.table
+        scripts = [declared]
+        if migration.where is not None and table.lower() == migration.source.lower():
+            # Their rows are in the same table, and are written by the same application.
+            scripts += [script for script in read_scripts(config.migrations)[0] if script.is_beside(declared)]
+        prepared = [Prepared.of(config, script) for script in scripts]
+        wrapping = [each.wrapping for each in prepared]
         # Closed with the client; credentials that a caller gave stay the caller's.
         own: list[Any] = []
 
@@ -203,13 +219,13 @@ class DualWriting(ABC, Generic[CredentialT]):
             config.tables.endpoint,
             table,
             credential=credential(config.tables),
-            migration=prepared.declared,
+            migration=scripts,
             restricted_endpoint=config.restricted.endpoint,
             restricted_credential=credential(config.restricted),
             targets_endpoint=None if config.targets is None else config.targets.endpoint,
             targets_credential=None if config.targets is None else credential(config.targets),
-            secrets=prepared.secrets,
-            wrapping_key=prepared.wrapping,
+            secrets={name: secret for each in prepared for name, secret in each.secrets.items()},
+            wrapping_key=next(filter(None, wrapping), None),
             view=view,
             **kwargs,
         )

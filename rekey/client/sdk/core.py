@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from rekey.client.shadow import Shadow
 from rekey.client.takeover import TakeOver, pause_s
 from rekey.core.concurrency import cancel
 from rekey.core.joint import joint_key, joint_row
+from rekey.core.key_space import KeySpace
 from rekey.errors import (
     CredentialRefused,
     EndpointDown,
@@ -39,15 +40,20 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.opening import OpenMigration, open_migration
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import (
+    MIXED_PARTS,
     NEW_VIEW_CLOSED,
     OTHERS_ROW,
+    PART_MOVED,
+    Route,
     View,
     index_write_refused,
     reads_refused,
     refusal,
+    refusal_code,
+    route,
 )
-from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Accounts, Operation, TableService
+from rekey.tables.allowance import while_allowed, while_also
+from rekey.tables.base import Accounts, Operation, Table, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
@@ -68,6 +74,62 @@ class _Working:
     takes_over: TakeOver
 
 
+def part_reads_refused(
+    lease: ClientLease,
+    phase: ControlPhase | None,
+    part: KeySpace,
+    code: str,
+    key: EntityKey | None,
+    asked: KeySpace | None,
+) -> str:
+    """Return "" when a read in the old view of a part of a table may be done, otherwise the refusal's code.
+
+    Args:
+        lease: of a client of the part.
+        phase: of the migration.
+        part: the keys of the part.
+        code: why rows of the part are not read, "" if they are.
+        key: of the row that is read; None for a query.
+        asked: the keys that the query can return, None for any.
+
+    Raises:
+        WritesRefused: the read may show rows of another part that the client does not know.
+    """
+    is_inside = key in part if key is not None else asked is not None and asked.is_within(part)
+    is_apart = key not in part if key is not None else asked is not None and asked.is_apart_from(part)
+    if not is_inside:
+        lease.require_known_parts(reads=True)
+    if not code:
+        return ""
+    # `retire` has deleted the part's rows: a query shows those of others alone.
+    if is_apart or (key is None and not is_inside and phase is ControlPhase.RETIRED):
+        lease.require_same_part()
+        return ""
+    return PART_MOVED
+
+
+@asynccontextmanager
+async def passed_by(lease: ClientLease, *, waits: bool = False) -> AsyncIterator[Permit]:
+    """Hold a permit while rows are written to the source that replicas of this part do not follow. Raises
+    WritesRefused: it is not known which rows are of the part."""
+    async with lease.operation(writes=True, waits=waits) as permit:
+        lease.require_known_parts()
+        lease.require_same_part()
+        with while_also(partial(lease.check, permit)):
+            yield permit
+
+
+def table_in_use(table: str, script_id: str) -> WritesRefused:
+    """Return the refusal to delete a table that a migration works with."""
+    return WritesRefused(
+        TABLE_IN_USE,
+        f"{table} is not deleted: the migration {script_id} works with it",
+        hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
+        " the old table",
+        kept="the table",
+    )
+
+
 class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
@@ -75,6 +137,9 @@ class ClientCore:
         """Create the core. `connect` makes the connections when they are first needed."""
         self.options, self.table = options, options.table
         self.counters = Counters()
+        # Returns a context in which a write that nothing follows is sent; it refuses one that may be of a row
+        # of another part of the table (`rekey.client.sdk.router`).
+        self.beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
         self._connect = connect
         self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
@@ -87,6 +152,11 @@ class ClientCore:
     @property
     def is_open(self) -> bool:
         return self._lease is not None
+
+    @property
+    def is_working(self) -> bool:
+        """Whether its migration has a control row, as far as it knows."""
+        return self._working is not None
 
     async def open(self) -> ClientLease:
         """Register and read the control row for the first time; later calls only return the lease.
@@ -220,36 +290,72 @@ class ClientCore:
             if permit.maintained and lease.control is not None:
                 writer = (await self._worker(lease, lease.control)).writer
             with while_allowed(partial(lease.check, permit)):
-                async with asyncio.timeout(settings.sending_s):
+                async with asyncio.timeout(settings.sending_s), self.beside():
+                    lease.require_known_parts()
                     if writer is not None:
                         etags = await writer.write_index(table, operations, permit)
                     else:
                         wait = partial(asyncio.sleep, settings.max_in_flight_s)
                         etags = await send_alone(table, operations, wait)
             self.counters.writes += len(operations)
-            if not self.options.is_index and not lease.in_time(permit):
-                try:
-                    await lease.reread()
-                    working = None if lease.control is None else await self._worker(lease, lease.control)
-                except RekeyError:  # a refusal would say that nothing was written, but this was
-                    raise took_too_long(self.table, sent=True) from None
-                if working is not None:
-                    await working.writer.announce_again(operations, permit)
+            if not self.options.is_index:
+                await self.announce_if_late(operations, permit)
             return etags
+
+    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Write intents for a write that nothing follows if it was answered after its permit had expired.
+        Raises ServiceError: as `Writer.announce_again`."""
+        lease = await self.open()
+        if lease.in_time(permit):
+            return
+        try:
+            await lease.reread()
+            working = None if lease.control is None else await self._worker(lease, lease.control)
+        except RekeyError:  # a refusal would say that nothing was written, but this was
+            raise took_too_long(self.table, sent=True) from None
+        if working is not None:
+            await working.writer.announce_again(operations, permit)
+
+    # --- parts of a table -----------------------------------------------------------------------------------
+
+    def covers(self, key: EntityKey) -> bool:
+        """Tell whether a row of the source with this key is in the part that the migration moves."""
+        return self.options.declared.migration.has(key)
+
+    @asynccontextmanager
+    async def passing(self, *, waits: bool = False) -> AsyncIterator[Permit]:
+        """Hold a permit while rows are written to the source that this client does not follow. `waits`: as of
+        `ClientLease.operation`. Raises WritesRefused: it is not known that its part has none of them."""
+        async with passed_by(await self.open(), waits=waits) as permit:
+            yield permit
+
+    def unfollowed_refused(self, permit: Permit) -> str:
+        """Return "" when rows of the part may be written to the source without being followed, otherwise the
+        refusal's code."""
+        taken = route(permit.phase, View.OLD, copied=permit.copied, reverse=True)
+        if taken is Route.REFUSED:
+            return refusal_code(View.OLD, taken, copied=permit.copied, is_part=True)
+        return "" if taken is Route.PLAIN else MIXED_PARTS
+
+    def whole_table(self) -> Table:
+        """Return the client's table, without the bounds of the part."""
+        return self._opened().accounts.tables.table(self.table)
 
     # --- reads --------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def reading(self, key: EntityKey | None = None) -> AsyncIterator[Permit]:
-        """Hold the permit of one read of the client's table: of the row with a key, or a query. Raises
-        WritesRefused."""
+    async def reading(
+        self, key: EntityKey | None = None, asked: KeySpace | None = None
+    ) -> AsyncIterator[Permit]:
+        """Hold the permit of one read of the client's table: of the row with a key, or a query. `asked`: the
+        keys that the query can return, None for any. Raises WritesRefused."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
             view, migration = self.options.view, self.options.declared.migration
             code = reads_refused(permit.phase, view, copied=permit.copied, reverse=migration.reverse)
-            if code and view is View.OLD and key is not None and not migration.has(key):
-                lease.require_same_part()
-            elif code:
+            if view is View.OLD and migration.key_space is not None:
+                code = part_reads_refused(lease, permit.phase, migration.key_space, code, key, asked)
+            if code:
                 raise refusal(code, self.table)
             yield permit
 
@@ -282,13 +388,7 @@ class ClientCore:
             is_complete = permit.phase is ControlPhase.COMPLETE and not permit.maintained
             if done or (is_complete and self.options.view is View.NEW):
                 return
-        raise WritesRefused(
-            TABLE_IN_USE,
-            f"{self.table} is not deleted: the migration {self.options.declared.script_id} works with it",
-            hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
-            " the old table",
-            kept="the table",
-        )
+        raise table_in_use(self.table, self.options.declared.script_id)
 
     # --- parts --------------------------------------------------------------------------------------------
 
@@ -326,7 +426,7 @@ class ClientCore:
                 max_in_flight_s=options.settings.max_in_flight_s,
             )
             shadow = Shadow(client, options.shadow_reads, options.shadow_seed)
-            writer = Writer(client)
+            writer = Writer(client, self._beside)
             takes_over = TakeOver(writer.finisher)
             self._working = working = _Working(control.run_id, writer, shadow, takes_over)
             if before is not None:
@@ -346,6 +446,9 @@ class ClientCore:
             with suppress(RekeyError):  # the next sweep tries again
                 working = await self._worker(lease, control)
                 more = (await working.takes_over.sweep(lease.registry)).more
+
+    def _beside(self) -> AbstractAsyncContextManager[object]:
+        return self.beside()
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:

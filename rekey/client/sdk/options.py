@@ -129,8 +129,16 @@ class ClientOptions:
             prepared.target_account,
             tables_endpoint,
         )
+        migration = self.declared.migration
+        if self.view is View.OLD and migration.where is not None:
+            self.facts = replace(self.facts, part_of=migration.source, parts=(self.declared.script_id,))
         self.settings = settings or LeaseSettings()
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether clients follow the migration: not one with capture "delta"."""
+        return self.declared.migration.capture == "dual-write"
 
 
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:

@@ -13,8 +13,8 @@ from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_of
 from rekey.client.sdk.calls import Call, Read, Table, Write, call_of
-from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
+from rekey.client.sdk.router import Carrier
 from rekey.client.sdk.thread import LoopThread
 from rekey.core.limits import own_name
 from rekey.errors import RekeyError, RequestRejected
@@ -27,7 +27,7 @@ _DECODE = ContentDecodePolicy(response_encoding="utf-8")
 class _Policy:
     """The common part of both policies: what a request asks for, and how it is answered."""
 
-    def __init__(self, core: ClientCore, hooks: CustomHookPolicy[Any, Any]) -> None:
+    def __init__(self, core: Carrier, hooks: CustomHookPolicy[Any, Any]) -> None:
         super().__init__()
         self._core = core
         self._hooks = hooks
@@ -84,7 +84,7 @@ class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
         call = self._understood(request)
         if isinstance(call, Read):
             try:
-                async with self._core.reading(call.key):
+                async with self._core.reading(call.key, call.asked):
                     response = await self.next.send(request)
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)
@@ -103,7 +103,7 @@ class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
 class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
     """The policy of the synchronous client."""
 
-    def __init__(self, core: ClientCore, thread: LoopThread, hooks: CustomHookPolicy[Any, Any]) -> None:
+    def __init__(self, core: Carrier, thread: LoopThread, hooks: CustomHookPolicy[Any, Any]) -> None:
         super().__init__(core, hooks)
         self._thread = thread
 
@@ -111,7 +111,7 @@ class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
         call = self._understood(request)
         if isinstance(call, Read):
             try:
-                with self._thread.holding(partial(self._core.reading, call.key)):
+                with self._thread.holding(partial(self._core.reading, call.key, call.asked)):
                     response = self.next.send(request)
             except RekeyError as refused:
                 call = answer_to_error(refused, self._core.table)

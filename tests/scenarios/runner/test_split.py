@@ -120,30 +120,29 @@ def test_all_months_together_read_the_table_once(project: Project, rekey: Comman
 MANY = """from rekey import Migration, Target, for_each_part, keys, rows
 migrations = for_each_part(PARTS, lambda name: Migration(
     source="Logs", WHERE target=Target(f"Logs{name}", partition_key=keys.keep(), row_key=keys.prop("RowKey")),
-    capture="CAPTURE", group="logs",
+    capture="delta", group="logs",
 ))
 """
 WHERE = "where=rows.partition_key(prefix=name),"
 
 
 @pytest.mark.parametrize(
-    ("parts", "where", "capture", "said"),
+    ("parts", "where", "said"),
     [
-        ('"202401"', WHERE, "delta", "it is not a list of names of parts"),
-        ("[]", WHERE, "delta", "no part is named"),
-        ('["2024-01"]', WHERE, "delta", "'2024-01' is no name of a part"),
-        ('["a", "A"]', WHERE, "delta", "A is named twice"),
-        ('["1"]', "", "delta", "the migration for 1 is of the whole table"),
-        ('["1", "12"]', WHERE, "delta", "may migrate the same rows"),
-        ('["1", "2"]', WHERE, "dual-write", "a client follows one migration of a table"),
+        ('"202401"', WHERE, "it is not a list of names of parts"),
+        ("[]", WHERE, "no part is named"),
+        ('["2024-01"]', WHERE, "'2024-01' is no name of a part"),
+        ('["a", "A"]', WHERE, "A is named twice"),
+        ('["1"]', "", "the migration for 1 is of the whole table"),
+        ('["1", "12"]', WHERE, "may migrate the same rows"),
     ],
-    ids=["no list", "none", "no name", "twice", "no part", "overlap", "dual-write"],
+    ids=["no list", "none", "no name", "twice", "no part", "overlap"],
 )
 def test_parts_that_cannot_be_told_apart_are_refused(
-    tmp_path: Path, parts: str, where: str, capture: str, said: str
+    tmp_path: Path, parts: str, where: str, said: str
 ) -> None:
     project = Project(tmp_path)
-    text = MANY.replace("PARTS", parts).replace("WHERE", where).replace("CAPTURE", capture)
+    text = MANY.replace("PARTS", parts).replace("WHERE", where)
     project.script(text, "0001_logs.py")
     with pytest.raises(DeclarationError) as told:
         _ = project.scripts

@@ -509,9 +509,7 @@ def test_scripts_that_may_migrate_the_same_row_are_refused(write: Write, first: 
     assert "0001_first and 0002_second" in refused.value.hint
 
 
-def test_parts_that_clients_follow_are_migrated_one_after_the_other(write: Write) -> None:
-    with pytest.raises(DeclarationError) as refused:
-        load_scripts(parts(write, TENANT_A, TENANT_B, capture="dual-write"))
-    assert (refused.value.script, refused.value.field) == ("0002_second", "__depends__")
-    assert '__depends__ = {"0001_first"}' in refused.value.hint
-    load_scripts(parts(write, TENANT_A, TENANT_B, capture="dual-write", depends='{"0001_first"}'))
+@pytest.mark.parametrize("depends", ["set()", '{"0001_first"}'])
+def test_parts_that_clients_follow_load_with_and_without_an_order(write: Write, depends: str) -> None:
+    scripts = load_scripts(parts(write, TENANT_A, TENANT_B, capture="dual-write", depends=depends))
+    assert [script.script_id for script in scripts] == ["0001_first", "0002_second"]

@@ -113,7 +113,7 @@ class World:
         yield Answer()
 
     @asynccontextmanager
-    async def reading(self, key: object = None) -> AsyncIterator[None]:
+    async def reading(self, key: object = None, asked: object = None) -> AsyncIterator[None]:
         """Be the client: a permit."""
         yield
 

@@ -47,7 +47,7 @@ async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
                 yield answer
 
         @asynccontextmanager
-        async def reading(self, key: object = None) -> Any:
+        async def reading(self, key: object = None, asked: object = None) -> Any:
             self.permits += 1
             yield
 

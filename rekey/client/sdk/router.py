@@ -1,0 +1,220 @@
+"""The old view of a table of which several migrations move parts: a client of each, and a router that gives
+every row to the client of its part (ADR 0066). To its migration each of them is a client like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Protocol, TypeAlias
+
+from rekey.client.lease import Permit
+from rekey.client.sdk.calls import Read
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.guard import PartGuard
+from rekey.client.sdk.options import ClientOptions
+from rekey.client.send import send_alone
+from rekey.core.key_space import KeySpace
+from rekey.errors import ConfigurationError
+from rekey.model import EntityKey
+from rekey.protocol.effects import side_by_side
+from rekey.protocol.rules import View, refusal
+from rekey.tables.base import Accounts, Operation
+
+
+class Part(Protocol):
+    """What the router asks the client of a part."""
+
+    async def open(self) -> object:
+        """Register and read the control row for the first time; later calls do nothing."""
+
+    async def close(self) -> None:
+        """Settle and close. Idempotent."""
+
+    def covers(self, key: EntityKey) -> bool:
+        """Tell whether a row with this key is of the part."""
+
+    def passing(self, *, waits: bool = False) -> AbstractAsyncContextManager[Permit]:
+        """Hold a permit while rows are written that it does not follow."""
+
+    def reading(
+        self, key: EntityKey | None = None, asked: KeySpace | None = None
+    ) -> AbstractAsyncContextManager[Permit]:
+        """Hold the permit of a read."""
+
+    def unfollowed_refused(self, permit: Permit) -> str:
+        """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
+
+    async def deleting_table(self) -> None:
+        """Raise WritesRefused while the migration works with the table."""
+
+
+class PartRouter:
+    """Writes, permits and shadow reads of a table, by the clients of its parts; used like a `ClientCore`."""
+
+    def __init__(self, cores: Sequence[ClientCore], guards: Sequence[PartGuard] = ()) -> None:
+        """Create the router. The parts are apart, as `carrier_of` checks: those that clients follow, at least
+        one, and those that none has to follow."""
+        self._cores = tuple(cores)
+        self._parts: tuple[Part, ...] = (*cores, *guards)
+        self.options, self.table = cores[0].options, cores[0].table
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        for core in cores:
+            core.beside = partial(self._passed_by_others, core)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    async def open(self) -> None:
+        """Open all clients: before all have registered, nothing is written or read. Raises as
+        `ClientCore.open`."""
+        async with self._opening:
+            if not self._is_open:
+                await side_by_side(part.open() for part in self._parts)
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Close all clients. Idempotent."""
+        await side_by_side(part.close() for part in self._parts)
+
+    async def write(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
+        await self.open()
+        owners = [self._owner(operation.key) for operation in operations]
+        owner = owners[0] if owners else self._cores[0]
+        if isinstance(owner, ClientCore) and all(each is owner for each in owners):
+            return await owner.write(operations)
+        return await self._write_unfollowed(operations, owners)
+
+    @asynccontextmanager
+    async def reading(
+        self, key: EntityKey | None = None, asked: KeySpace | None = None
+    ) -> AsyncIterator[None]:
+        """Hold the permits of one read, of all clients; as `ClientCore.reading`."""
+        await self.open()
+        async with AsyncExitStack() as permits:
+            for part in self._parts:
+                await permits.enter_async_context(part.reading(key, asked))
+            yield
+
+    async def deleting_table(self) -> None:
+        """Raise WritesRefused while one of the migrations works with the table."""
+        await self.open()
+        await side_by_side(part.deleting_table() for part in self._parts)
+
+    def shadows(self) -> bool:
+        """Draw whether a read is repeated on the other side."""
+        working = next((core for core in self._cores if core.is_working), None)
+        return working is not None and working.shadows()
+
+    def shadow(self, read: Read, status: int, body: bytes) -> None:
+        """Queue a comparison of an answered read with the other side, by each client that has rows of it."""
+        for core in self._cores:
+            if read.key is None or core.covers(read.key):
+                core.shadow(read, status, body)
+
+    def _owner(self, key: EntityKey) -> Part | None:
+        return next((part for part in self._parts if part.covers(key)), None)
+
+    @asynccontextmanager
+    async def _passed_by_others(self, own: ClientCore) -> AsyncIterator[None]:
+        """Hold the permits of the other clients while the own one sends what no replica follows: by their
+        declarations the rows are of none of their parts."""
+        async with AsyncExitStack() as permits:
+            for part in self._parts:
+                if part is not own:
+                    await permits.enter_async_context(part.passing())
+            yield
+
+    async def _write_unfollowed(
+        self, operations: Sequence[Operation], owners: Sequence[Part | None]
+    ) -> list[str | None]:
+        """Write rows that no replica follows to the table alone: of no part, or of parts whose migrations
+        follow nothing. Raises WritesRefused: replicas follow rows of a part among these, or it has moved on.
+        """
+        first = self._cores[0]
+        settings = first.options.settings
+        async with AsyncExitStack() as permits:
+            permitted: list[tuple[Part, Permit]] = []
+            # The first one may wait in a freeze, before the permit of another is permitted.
+            for part in sorted(self._parts, key=lambda part: part not in owners):
+                waits = all(owner is part for owner in owners)
+                permit = await permits.enter_async_context(part.passing(waits=waits))
+                if part in owners and (code := part.unfollowed_refused(permit)):
+                    raise refusal(code, self.table)
+                permitted.append((part, permit))
+            async with asyncio.timeout(settings.sending_s):
+                wait = partial(asyncio.sleep, settings.max_in_flight_s)
+                etags = await send_alone(first.whole_table(), operations, wait)
+            first.counters.writes += len(operations)
+            for part, permit in permitted:
+                own = [each for each, owner in zip(operations, owners, strict=True) if owner is part]
+                if own and isinstance(part, ClientCore):
+                    await part.announce_if_late(own, permit)
+            return etags
+
+
+# What carries the requests for a table.
+Carrier: TypeAlias = ClientCore | PartRouter
+
+
+def carrier_of(followed: Sequence[ClientOptions], connect: Callable[[ClientOptions], Accounts]) -> Carrier:
+    """Return the client of a table: of one migration, or of all that move parts of it in the old view.
+
+    Args:
+        followed: the options of each migration's client of the table.
+        connect: makes the connections of a client when they are first needed.
+
+    Raises:
+        ConfigurationError: the migrations are not all of parts of the same source, provably apart.
+    """
+    if len(followed) > 1:
+        _require_parts(followed)
+        # The first one looks for parts that none of them knows: whatever is written past all of them is
+        # written under its permit.
+        followed = sorted(followed, key=lambda options: not options.is_followed)
+        ids = tuple(options.declared.script_id for options in followed)
+        for number, options in enumerate(followed):
+            part_of = options.facts.part_of if number == 0 else ""
+            options.facts = replace(options.facts, parts=ids, part_of=part_of)
+    if len(followed) == 1:
+        return ClientCore(followed[0], partial(connect, followed[0]))
+    cores = [ClientCore(options, partial(connect, options)) for options in followed if options.is_followed]
+    guards = [
+        PartGuard(options, partial(connect, options)) for options in followed if not options.is_followed
+    ]
+    return PartRouter(cores, guards)
+
+
+def _require_parts(followed: Sequence[ClientOptions]) -> None:
+    if not any(options.is_followed for options in followed):
+        raise ConfigurationError(
+            f'no migration of {followed[0].table} has capture "dual-write", so there is nothing to follow',
+            hint="use the SDK's own TableClient",
+        )
+    for options in followed:
+        if options.view is not View.OLD:
+            raise ConfigurationError(
+                f"{options.table} has new keys, and several migrations are followed by their old keys alone",
+                hint="make a client for each migration; name its script alone",
+            )
+        if options.declared.migration.key_space is None:
+            raise ConfigurationError(
+                f"{options.declared.script_id} migrates all of {options.table}, and a client follows several"
+                " migrations only where each moves a part",
+                hint="name one migration, or those whose scripts say where=",
+            )
+    for first, second in combinations([options.declared for options in followed], 2):
+        spaces = first.migration.key_space, second.migration.key_space
+        if first.script_id == second.script_id:
+            raise ConfigurationError(f"{first.script_id} is named twice", hint="name each script once")
+        if None not in spaces and not spaces[0].is_apart_from(spaces[1]):  # type: ignore[union-attr,arg-type]
+            raise ConfigurationError(
+                f"{first.script_id} and {second.script_id} may migrate the same rows",
+                hint="give the client the scripts that `rekey apply` uses, unchanged",
+            )

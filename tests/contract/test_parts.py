@@ -1,0 +1,234 @@
+"""Two parts of one table that are migrated at the same time, written and read through one client: in memory
+and on Azurite alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rekey.client.sdk.filters import keys_asked
+from rekey.client.sdk.router import Carrier
+from rekey.errors import RowExists, WritesRefused
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.model import EntityKey, Row
+from rekey.phases import ControlPhase
+from rekey.protocol.registry import Registry
+from rekey.tables.base import Operation, TableService
+from tests.worlds.dual_write import insert, merge, replace, upsert
+from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, row
+
+SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
+TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
+TO_COMPLETE = (*TO_CUTOVER, COMPLETE)
+N, S, F = (EntityKey(tenant, "1") for tenant in (NORTH, SOUTH, FREE))
+
+
+@pytest.fixture
+async def parts(service: TableService, table_name: Callable[[str], str]) -> Parts:
+    return await Parts.create(service, table_name)
+
+
+@asynccontextmanager
+async def following(parts: Parts, *tenants: str) -> AsyncIterator[Carrier]:
+    carrier = parts.carrier(*(tenants or (NORTH, SOUTH)))
+    try:
+        yield carrier
+    finally:
+        await carrier.close()
+
+
+async def refused(carrier: Carrier, *operations: Operation) -> str:
+    with pytest.raises(WritesRefused) as caught:
+        await carrier.write(operations)
+    assert caught.value.hint
+    return caught.value.code
+
+
+async def reads(carrier: Carrier, key: EntityKey | None = None, condition: str = "") -> str:
+    """Return "" when a read may be done, otherwise the code of its refusal."""
+    try:
+        async with carrier.reading(key, keys_asked(condition)):
+            return ""
+    except WritesRefused as refused:
+        return refused.code
+
+
+@pytest.mark.parametrize("north", [(), (SOURCE,), (DUAL,), TO_CUTOVER], ids=lambda phases: str(len(phases)))
+@pytest.mark.parametrize("south", [(DUAL,), TO_CUTOVER], ids=["dual_write", "cutover"])
+async def test_each_row_is_written_where_its_migration_has_it(
+    parts: Parts, north: tuple[ControlPhase, ...], south: tuple[ControlPhase, ...]
+) -> None:
+    if north:
+        await parts.begin(NORTH, *(phase for phase in north if phase is not SOURCE))
+    await parts.begin(SOUTH, *south)
+    async with following(parts) as carrier:
+        for tenant in (NORTH, SOUTH, FREE):
+            await carrier.write([insert(row(tenant))])
+            await carrier.write([replace(row(tenant, value=2)), insert(row(tenant, "2"))])
+            await carrier.write([merge(row(tenant, "2", 3))])
+            assert await reads(carrier, EntityKey(tenant, "1")) == ""
+        assert await reads(carrier) == ""
+    both = {(tenant, key): value for tenant in (NORTH, SOUTH, FREE) for key, value in (("1", 2), ("2", 3))}
+    assert await parts.rows(parts.source) == both
+    followed = [SOUTH, *([NORTH] if DUAL in north else [])]
+    for tenant in (NORTH, SOUTH):
+        mine = {key: value for key, value in both.items() if key[0] == tenant and tenant in followed}
+        assert await parts.moved(tenant) == mine
+
+
+async def test_a_process_is_a_client_of_each_part_and_says_which_it_follows(parts: Parts) -> None:
+    await parts.begin(NORTH, DUAL)
+    async with following(parts) as carrier:
+        await carrier.write([insert(row(SOUTH))])
+        scripts = [each.script_id for each in parts.declared(NORTH, SOUTH)]
+        for script in scripts:
+            [client] = await Registry(parts.service, script).list()
+            assert (client.view, sorted(client.parts or ())) == ("old", sorted(scripts))
+    for script in scripts:
+        assert await Registry(parts.service, script).list() == []
+
+
+async def test_rows_of_a_part_that_has_moved_on_are_refused_and_all_others_go_on(parts: Parts) -> None:
+    async with following(parts) as carrier:
+        await carrier.write([insert(row(NORTH))])
+    await parts.begin(NORTH, *TO_COMPLETE)
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts) as carrier:
+        for operation in (replace(row(NORTH, value=2)), insert(row(NORTH, "2")), upsert(row(NORTH, "3"))):
+            assert await refused(carrier, operation) == "part-moved"
+        for tenant in (SOUTH, FREE):
+            await carrier.write([insert(row(tenant))])
+        assert await parts.rows(parts.source) == {N: 1, S: 1, F: 1}
+        assert await parts.moved(SOUTH) == {S: 1}
+        assert [await reads(carrier, key) for key in (N, S, F)] == ["part-moved", "", ""]
+        assert await reads(carrier) == "part-moved"
+        for tenant, code in ((NORTH, "part-moved"), (SOUTH, ""), (FREE, "")):
+            assert await reads(carrier, condition=f"PartitionKey eq '{tenant}' and Value gt 0") == code
+
+
+async def test_a_query_of_the_whole_table_is_answered_again_when_the_part_is_retired(parts: Parts) -> None:
+    await parts.begin(NORTH, *TO_COMPLETE, RETIRED)
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts) as carrier:
+        assert await reads(carrier) == ""
+        assert await reads(carrier, N) == "part-moved"
+        assert await reads(carrier, condition=f"PartitionKey eq '{NORTH}'") == "part-moved"
+        assert await refused(carrier, upsert(row(NORTH))) == "part-moved"
+
+
+@pytest.mark.parametrize("phases", [(DUAL,), TO_CUTOVER, TO_COMPLETE, (*TO_COMPLETE, RETIRED)], ids=len)
+async def test_a_client_that_does_not_know_a_begun_part_writes_its_own_rows_alone(
+    parts: Parts, phases: tuple[ControlPhase, ...]
+) -> None:
+    await parts.begin(SOUTH, DUAL)
+    await parts.begin(NORTH, *phases)
+    async with following(parts, SOUTH) as carrier:
+        await carrier.write([insert(row(SOUTH))])
+        for tenant in (NORTH, FREE):
+            assert await refused(carrier, insert(row(tenant))) == "unknown-part"
+        stale = "unknown-part" if CUTOVER in phases else ""
+        assert [await reads(carrier, key) for key in (S, N, F)] == ["", stale, stale]
+        assert await reads(carrier) == stale
+        assert await reads(carrier, condition=f"(PartitionKey eq '{SOUTH}') and (RowKey ge '1')") == ""
+    assert await parts.rows(parts.source) == {S: 1}
+
+
+async def test_a_part_that_has_not_begun_need_not_be_known(parts: Parts) -> None:
+    await parts.begin(SOUTH, DUAL)
+    await parts.begin(NORTH)
+    async with following(parts, SOUTH) as carrier:
+        for tenant in (NORTH, SOUTH, FREE):
+            await carrier.write([insert(row(tenant))])
+    assert await parts.rows(parts.source) == {N: 1, S: 1, F: 1}
+
+
+async def test_a_client_learns_of_a_part_that_begins_while_it_is_open(parts: Parts) -> None:
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts, SOUTH) as carrier:
+        await carrier.write([insert(row(NORTH))])
+        await parts.begin(NORTH, DUAL)
+        lease = await carrier.open()
+        assert lease is not None
+        await lease.poll()
+        assert await refused(carrier, replace(row(NORTH, value=2))) == "unknown-part"
+
+
+async def test_a_transaction_of_several_parts_is_atomic_while_nothing_follows_them(
+    service: TableService, table_name: Callable[[str], str]
+) -> None:
+    parts = await Parts.create(service, table_name, by_rows=True)
+    await parts.begin(NORTH)
+    mixed = [insert(row("p", f"{name}1")) for name in (NORTH, SOUTH, FREE)]
+    async with following(parts) as carrier:
+        await carrier.write(mixed)
+        assert len(await parts.rows(parts.source)) == 3
+        again = [upsert(row("p", f"{NORTH}2")), *mixed[1:]]  # the second row is there
+        with pytest.raises(RowExists):
+            await carrier.write(again)
+        assert len(await parts.rows(parts.source)) == 3
+
+
+@pytest.mark.parametrize("phases", [(DUAL,), TO_CUTOVER], ids=["dual_write", "cutover"])
+async def test_a_transaction_of_several_parts_is_refused_while_one_is_followed(
+    service: TableService, table_name: Callable[[str], str], phases: tuple[ControlPhase, ...]
+) -> None:
+    parts = await Parts.create(service, table_name, by_rows=True)
+    await parts.begin(NORTH, *phases)
+    async with following(parts) as carrier:
+        rows = {name: upsert(row("p", f"{name}1")) for name in (NORTH, SOUTH, FREE)}
+        for others in ([SOUTH], [FREE], [SOUTH, FREE]):
+            code = await refused(carrier, rows[NORTH], *(rows[name] for name in others))
+            assert code == "mixed-parts"
+        assert await parts.rows(parts.source) == {}
+        await carrier.write([rows[SOUTH], rows[FREE]])
+        await carrier.write([rows[NORTH]])
+    assert await parts.moved(NORTH) == {("p", f"{NORTH}1"): 1}
+
+
+async def test_a_transaction_with_a_row_that_has_moved_on_is_refused(
+    service: TableService, table_name: Callable[[str], str]
+) -> None:
+    parts = await Parts.create(service, table_name, by_rows=True)
+    await parts.begin(NORTH, *TO_COMPLETE)
+    async with following(parts) as carrier:
+        mixed = [upsert(row("p", f"{name}1")) for name in (NORTH, SOUTH)]
+        assert await refused(carrier, *mixed) == "part-moved"
+    assert await parts.rows(parts.source) == {}
+
+
+async def test_a_part_in_capture_delta_is_written_plainly_until_its_cutover(
+    service: TableService, table_name: Callable[[str], str]
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(NORTH, DUAL)
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts) as carrier:
+        for tenant in (NORTH, SOUTH, FREE):
+            await carrier.write([insert(row(tenant))])
+        assert (await parts.moved(NORTH), await parts.moved(SOUTH)) == ({}, {S: 1})
+        assert await reads(carrier) == ""
+    assert await Registry(service, parts.declared(NORTH)[0].script_id).list() == []
+    await parts.begin(NORTH, FREEZE)
+    async with following(parts) as carrier:
+        assert await refused(carrier, replace(row(NORTH, value=2))) == "frozen"
+        await carrier.write([replace(row(SOUTH, value=2))])
+    await parts.begin(NORTH, CUTOVER)
+    async with following(parts) as carrier:
+        assert await refused(carrier, replace(row(NORTH, value=2))) == "part-moved"
+        assert [await reads(carrier, key) for key in (N, S, None)] == ["part-moved", "", "part-moved"]
+        await carrier.write([replace(row(FREE, value=2))])
+    assert await parts.rows(parts.source) == {N: 1, S: 2, F: 2}
+
+
+async def test_nothing_is_left_in_the_journal_of_either_part(parts: Parts) -> None:
+    for tenant in (NORTH, SOUTH):
+        await parts.begin(tenant, DUAL)
+    async with following(parts) as carrier:
+        for tenant in (NORTH, SOUTH, FREE):
+            await carrier.write([insert(row(tenant))])
+    left: list[Row] = []
+    async for page in parts.service.table(JOURNAL_TABLE).scan():
+        left += [each for each in page.rows if each["PartitionKey"] in str(parts.begun)]
+    assert left == []
