@@ -8,7 +8,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_in
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rekey.backup.copying import Journal, Watched, copy_rows
 from rekey.backup.refusals import refusal
 from rekey.backup.restore import Writer, Writes
 from rekey.cli.backup import Work, run
+from rekey.cli.copy_online import instructions, script_ids, script_of, write_script
 from rekey.cli.places import Place
 from rekey.cli.shell import FOLDER, Shell, command, flag
 from rekey.core.key_space import KeySpace
@@ -56,6 +58,11 @@ _WRITTEN = "the source is being written: what is written after a row was compare
 _UNSEEN = "NOT CHECKED {store}: whether a migration is under way for the target cannot be read there"
 _POLL_S = 1.0
 _CONFIG, _REPORT = "rekey.toml", "report.json"
+_ABOVE_COPY = "# Written by `rekey copy`, which sends nothing to [restricted]. [limits] may be added.\n"
+_ABOVE_PROJECT = """\
+# Written by `rekey copy --online`. [restricted] may be another account until the first `rekey apply`. What
+# else may be said here is shown by the file that `rekey init` writes.
+"""
 _BY_KEY = {PARTITION_KEY: partition_key, ROW_KEY: row_key}
 _CONDITION = re.compile(rf"({PARTITION_KEY}|{ROW_KEY})=(.*)", re.DOTALL)
 
@@ -106,6 +113,7 @@ class How:
     help="Where the copy keeps how far it is.  [default: rekey-copy-ID; ID follows from what is copied]",
 )
 @flag("--dry-run", help="Tell what would be copied, and write no table.")
+@flag("--online", help="Copy nothing; write a project that moves the tables while they are written.")
 def copy(
     shell: Shell,
     source: str,
@@ -115,6 +123,7 @@ def copy(
     rate: int | None,
     folder: Path | None,
     dry_run: bool,
+    online: bool,
 ) -> ExitCode:
     """Copy tables under unchanged keys, and verify every row.
 
@@ -122,14 +131,21 @@ def copy(
     holds one or a connection string; TABLE may be a pattern in FROM, and is left out in TO for the same
     names. Tables are created if need be. Rows that are absent are inserted; rows that differ are left, and
     reported. At the end every row of both sides is compared: exit code 1 when anything differs. The same
-    command continues after an interruption. This copies once: for a table that stays online while it is
-    moved, write a migration (`rekey new`).
+    command continues after an interruption. This copies once: tables that are written meanwhile are moved by
+    a migration, and --online writes one: configuration and script in the folder of --state.
     """
+    if online and (conditions or replace or rate or dry_run):
+        raise click.UsageError("--online copies nothing: leave out --where, --replace, --rate and --dry-run")
     places = Place.read(source), Place.read(target, may_lack_table=True)
     part = _part(conditions)
-    folder = folder or Path(f"rekey-copy-{_digest(places, conditions, replace)}")
-    config = _configured(folder, *places, rate)
+    kind = "move" if online else "copy"
+    folder = folder or Path(f"rekey-{kind}-{_digest(places, conditions, replace)}")
+    config = _configured(folder, *places, online=online)
+    if rate is not None:
+        config = replace_in(config, limits=replace_in(config.limits, entities_per_second=rate))
     how, seen = How(folder, part, replace), _Seen.of_project(shell)
+    if online:
+        return _to_be_moved(shell, config, folder, seen, places)
 
     async def work(on: Work) -> list[dict[str, Any]]:
         pairs = await _pairs(on, *places)
@@ -187,8 +203,9 @@ def _again(source: str, target: str, conditions: Iterable[str], *more: str) -> s
     return shlex.join(["copy", source, target, *wheres, *more])
 
 
-def _configured(folder: Path, source: Place, target: Place, rate: int | None) -> Config:
-    """Return the configuration in the folder of a copy, which is written if there is none.
+def _configured(folder: Path, source: Place, target: Place, *, online: bool) -> Config:
+    """Return the configuration in the folder of a copy, which is written if there is none. `online`: it is
+    that of a project.
 
     Raises:
         ConfigurationError: it cannot be written, or an endpoint is none.
@@ -197,10 +214,10 @@ def _configured(folder: Path, source: Place, target: Place, rate: int | None) ->
     path = folder / _CONFIG
     is_one_account = is_same_account(source.endpoint, target.endpoint)
     sections = [("tables", source), *([] if is_one_account else [("targets", target)])]
-    # Nothing is read or written there; every configuration names it.
-    sections.append(("restricted", source))
+    # Of a copy nothing is read or written there; every configuration names it.
+    sections.append(("restricted", target if online else source))
     if not path.exists():
-        text = "# Written by `rekey copy`, which sends nothing to [restricted]. [limits] may be added.\n"
+        text = _ABOVE_PROJECT if online else _ABOVE_COPY
         for name, place in sections:
             key = f'key_env = "{place.variable}"\n' if place.has_key else ""
             text += f"\n[{name}]\nendpoint = {json.dumps(place.endpoint)}\n{key}"
@@ -218,10 +235,8 @@ def _configured(folder: Path, source: Place, target: Place, rate: int | None) ->
             raise refusal("state-of-another", folder=folder)
     # A variable may hold an endpoint now, and have held a connection string then.
     targets = None if is_one_account else target.account
-    config = replace(config, tables=source.account, targets=targets, restricted=source.account)
-    if rate is not None:
-        config = replace(config, limits=replace(config.limits, entities_per_second=rate))
-    return config
+    restricted = config.restricted if online else source.account
+    return replace_in(config, tables=source.account, targets=targets, restricted=restricted)
 
 
 async def _pairs(on: Work, source: Place, target: Place) -> list[Pair]:
@@ -287,6 +302,36 @@ class _Seen:
             except (ConfigurationError, EndpointDown, Unavailable):
                 seen.unseen.append(str(shell.config.path))
         return seen
+
+
+# --- a project instead -------------------------------------------------------------------------------------
+
+
+def _to_be_moved(
+    shell: Shell, config: Config, folder: Path, seen: _Seen, places: tuple[Place, Place]
+) -> ExitCode:
+    """Write the script of a project that moves the tables, and say what is to be done with it."""
+
+    async def work(on: Work) -> list[Pair]:
+        pairs = await _pairs(on, *places)
+        await _refuse_migrating(on, seen, pairs, places)
+        for pair in pairs:
+            if not await on.tables.table_exists(pair.source):
+                raise await on.missing(pair.source)
+        return pairs
+
+    tables = {pair.source: pair.target for pair in run(shell, config, work)}
+    script, ids, path = write_script(folder, script_of(tables)), script_ids(list(tables)), folder / _CONFIG
+    lines = [f"wrote  {path}", f"wrote  {script}"]
+    lines += [line for store in seen.unseen for line in wrapped(_UNSEEN.format(store=store))]
+    document = {
+        "config": str(path),
+        "script": str(script),
+        "script_ids": ids,
+        "tables": tables,
+        "not_checked": seen.unseen,
+    }
+    return shell.emit(document, "\n".join([*lines, "", *instructions(path, ids, tables)]))
 
 
 # --- copying -----------------------------------------------------------------------------------------------

@@ -162,6 +162,47 @@ def test_no_more_requests_than_the_least(accounts: Project, rekey: Commands, par
     assert sent <= 1.05 * least
 
 
+# --- a project instead -------------------------------------------------------------------------------------
+
+
+def test_tables_that_stay_online_are_moved_by_the_project_that_it_writes(
+    world: Project, rekey: Commands
+) -> None:
+    said = rekey("copy", "OLD/Users", "NEW/UsersMoved", "--online", "--state", "move")
+    assert {path.name for path in Path("move").rglob("*") if path.is_file()} == {"rekey.toml", "0001_move.py"}
+    assert not world.targets._tables, "nothing was copied"
+    assert 'from_config("move/rekey.toml", "0001_move", view="old")' in said.out
+    assert "`rekey proxy --config move/rekey.toml`" in said.out
+    at = ("--config", "move/rekey.toml")
+    rekey("plan", *at)  # code 0: no error, nothing to be waived
+    rekey("apply", *at, "--writers-stopped")
+    rekey("apply", *at, "--to", "cutover", "--writers-stopped")
+    assert contents(world, "UsersMoved@targets") == contents(world, "Users")
+
+
+def test_the_script_for_several_tables_has_a_migration_for_each(accounts: Project, rekey: Commands) -> None:
+    for name in ("Orders", "OrdersOld", "Users"):
+        asyncio.run(accounts.fill(name, generic(5)))
+    said = rekey("copy", "OLD/Orders*", "NEW/", "--online", "--state", "move", "--json").json
+    assert said["tables"] == {"Orders": "Orders@targets", "OrdersOld": "OrdersOld@targets"}
+    at = ("--config", "move/rekey.toml")
+    plan = rekey("plan", *at, "--json").json
+    assert [one["script_id"] for one in plan["migrations"]] == said["script_ids"]
+    assert said["script_ids"] == ["0001_move-Orders", "0001_move-OrdersOld"]
+    again = rekey("copy", "OLD/Orders*", "NEW/", "--online", "--state", "move", "--json").json
+    assert again == said
+    other = rekey("copy", "OLD/Users", "NEW/", "--online", "--state", "move", code=3)
+    assert "--state" in other.err
+
+
+@pytest.mark.parametrize("option", [["--replace"], ["--dry-run"], ["--where", "RowKey=a"], ["--rate", "5"]])
+def test_options_of_a_copy_are_refused_where_nothing_is_copied(
+    world: Project, rekey: Commands, option: list[str]
+) -> None:
+    assert "--online copies nothing" in rekey(*COPY, "--online", *option, code=2).err
+    assert not list(Path().iterdir())
+
+
 # --- what is there already ---------------------------------------------------------------------------------
 
 
