@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.asserts.documents import ROOT
+import pytest
+
+from tests.repo.test_structure import name_of, python_files, tree_of
+
+pytestmark = pytest.mark.xdist_group("tidy")  # whose files are parsed once
 
 BANNED = {"one", "some", "said", "told", "made", "found", "given", "looked", "held"}
 BANNED |= {"elsewhere", "together", "UNTOLD", "if_any", "Kind"}
@@ -25,9 +29,9 @@ def bound_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def test_no_identifier_is_a_word_that_could_stand_for_anything() -> None:
     used = [
-        f"{path.relative_to(ROOT)}:{line} {name}"
-        for path in sorted((ROOT / "rekey").rglob("*.py"))
-        for name, line in bound_in(ast.parse(path.read_text("utf-8")))
+        f"{name_of(path)}:{line} {name}"
+        for path in python_files("rekey")
+        for name, line in bound_in(tree_of(path))
         if name.strip("_") in BANNED
     ]
     assert used == []

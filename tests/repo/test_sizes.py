@@ -10,7 +10,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.asserts.documents import ROOT
+import pytest
+
+from tests.repo.test_structure import name_of, python_files, tree_of
+
+pytestmark = pytest.mark.xdist_group("tidy")  # whose files are parsed once
 
 MOST_FIELDS = 12
 MOST_PARAMETERS = 7
@@ -30,8 +34,7 @@ FUNCTIONS = {
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((ROOT / "rekey").rglob("*.py")):
-        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))
+    return ((name_of(path), tree_of(path)) for path in python_files("rekey"))
 
 
 def fields_of(node: ast.ClassDef) -> set[str]:

@@ -37,7 +37,7 @@ READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
 SHARES = {READ: 0.5, QUERY: 0.1, INSERT: 0.1, UPDATE: 0.15, DELETE: 0.1, BATCH: 0.05}
 MIX = Mix(SHARES, top=5, batch_rows=4, rows=200, partitions=5)
 EVEN = Spread("mix.toml", (1,) * 5)
-BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=240)
+BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=2, most=240)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes:
     """Updates end the mix; what reads carry is found afterwards, with the others at half of the mix."""
     limits = {UPDATE: 15.0, READ: 75.0, DELETE: 22.5}
     world = World(clock, notes, planted(clock, kinds=limits))
-    stage = (await world.tried()).stages[1]
+    stage = (await world.tried(bounds=replace(BOUNDS, step_seconds=4))).stages[1]
     found = stage.kinds
     for kind, limit in limits.items():
         assert found[kind].limit is Limit.SERVICE

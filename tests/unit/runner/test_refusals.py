@@ -14,6 +14,7 @@ from rekey import errors
 from rekey.runner.refusals import refusal
 from tests.repo.test_structure import PACKAGE, imports_of, name_of, python_files, tree_of
 
+pytestmark = pytest.mark.xdist_group("tidy")  # whose files are parsed once
 FILES = sorted(PACKAGE.rglob("refusals.toml"))
 PARTS = {"what", "kept", "hint"}
 
