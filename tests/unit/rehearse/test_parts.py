@@ -286,6 +286,30 @@ def test_a_project_takes_along_scripts_that_a_reference_reads_and_applies_none(t
     assert copied["0006_orders_of_users"].digest == project.declared.digest
 
 
+def test_a_project_applies_scripts_whose_mapping_a_rollback_reads_and_takes_them_out_of_the_group(
+    tmp_path: Path,
+) -> None:
+    scripts = tmp_path / "migrations"
+    shutil.copytree(EXAMPLES, scripts)
+    orders = scripts / "0006_orders_of_users.py"
+    users = scripts / "0001_users_opaque_ids.py"
+    for path in (orders, users):
+        text = path.read_text().replace('capture="delta"', 'capture="delta", group="shop"')
+        path.write_text(text.replace('ids")]', 'ids", partition="PartitionKey", keep_old=False)]'))
+    (tmp_path / "own").mkdir()
+    project = Project(tmp_path / "own", orders)
+    account = Account("http://127.0.0.1:1/devstoreaccount1")
+    project.write(account, account, window_rows=1, entities_per_second=1)
+    selected = {script.script_id: script.cli_selector for script in project.scripts}
+    assert [*selected.items()] == [
+        ("0001_users_opaque_ids", "0001_users_opaque_ids"),
+        ("0006_orders_of_users", "--group shop"),
+    ]
+    copied = {script.script_id: script for script in load_scripts(tmp_path / "own" / "migrations")}
+    assert copied["0001_users_opaque_ids"].migration.group == ""
+    assert copied["0006_orders_of_users"].digest == project.declared.digest
+
+
 def test_commands_use_the_rehearsals_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKEY_CONFIG", str(tmp_path / "another" / "rekey.toml"))
     (tmp_path / "own").mkdir()
