@@ -161,14 +161,24 @@ async def require_droppable(run: Run) -> None:
             more = ", …" if len(only) > _NAMED else ""
             # `apply` takes them out where it can: with one of several tables gone it has to begin again.
             gone = [name for name in names_in(run.targets[0].name) if not await run.tables.table_exists(name)]
+            target, script = run.targets[0], run.declared.cli_selector
+            if gone:
+                raise refusal(
+                    "rows-only-in-tables-left",
+                    gone=joint_name(gone),
+                    rows=rows,
+                    listed=listed + more,
+                    target=target,
+                    source=run.source,
+                    script=script,
+                )
             raise refusal(
-                "rows-only-in-tables-left" if gone else "rows-only-in-target",
-                gone=joint_name(gone) if gone else "",
+                "rows-only-in-target",
                 rows=rows,
                 listed=listed + more,
-                target=run.targets[0],
+                target=target,
                 source=run.source,
-                script=run.declared.cli_selector,
+                script=script,
             )
     run.state.audit("drop-proved", run.script_id, proof)
 

@@ -214,7 +214,7 @@ class FreezeWorld(LateWorld):
         found.config.limits = SimpleNamespace(concurrency=1, scans=1)
         found.config.gates = replace(found.config.gates, verification_max_age_s=ALL_S)
         found.config.targets = None
-        found.window, found.by_workers = WINDOW, None
+        found.window, found.by_workers, found.scripts = WINDOW, None, ()
         found.copier = found.copier.__class__(found.propagator, 1, Throttle())
         found.declared.migration = self.mapper.migration
         return cast(Run, found)

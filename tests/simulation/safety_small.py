@@ -22,7 +22,7 @@ from typing import Any, cast
 from unittest import mock
 
 from rekey.errors import Moved, Refused, ServiceError
-from rekey.mapping.removed import Kept
+from rekey.mapping.removed import Kept, Removed
 from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.term import Term
@@ -123,7 +123,8 @@ class GateWorld(FreezeWorld):
             async with self._command() as run:
                 row = await self.store.read()
                 if row is not None and row.phase is ControlPhase.DUAL_WRITE:
-                    await restore._insert(run, Kept("ghost", "", 1, key_of(GHOST)), 0, GHOST, marked=True)
+                    kept = Kept("ghost", "", 1, key_of(GHOST))
+                    await restore._insert(run, kept, Removed(0, None, GHOST), marked=True)
 
     def _run(self) -> Run:
         run = super()._run()

@@ -159,7 +159,7 @@ def test_a_verification_that_was_cut_off_begins_anew_after_a_change(made: Compan
     """Its sums may hold a partition as it was before the change."""
     with made.session() as session, pytest.MonkeyPatch.context() as patch:
         run, bases = session.begin(made.script_id), []
-        patch.setattr(verification, "_resumed", lambda _run, basis: bases.append(basis))
+        patch.setattr(verification, "_resumed", lambda _run, basis, **_options: bases.append(basis))
         for _ in range(2):
             made.do(verification.verify_full(run))
         made.do(run.control.mark_changed())
