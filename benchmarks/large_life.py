@@ -16,6 +16,7 @@ import http.client
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,8 +97,7 @@ class LargeStub(Stub):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
         self.shape = Numbered(options.rows)
-        parts = urlsplit(options.url)
-        self._behind = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self._behind = urlsplit(options.url)
 
     def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
         """Return status, headers and body for a request."""
@@ -120,11 +120,15 @@ class LargeStub(Stub):
         first, *lines = head.decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ")
         headers = dict(line.split(": ", 1) for line in lines)
-        self._behind.request(method, target, body, headers)
-        answer = self._behind.getresponse()
+        # They are few and far between: a connection of its own for each.
+        connection = http.client.HTTPConnection(self._behind.hostname or "", self._behind.port, timeout=60)
+        with closing(connection):
+            connection.request(method, target, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP]
         text = "".join(f"{name}: {value}\r\n" for name, value in kept)
-        return f"{answer.status} {answer.reason}".encode(), text.encode("latin-1"), answer.read()
+        return f"{answer.status} {answer.reason}".encode(), text.encode("latin-1"), content
 
 
 _DROPPED = (_TARGET, MAPPING_TABLE)
