@@ -527,9 +527,15 @@ def _computing(computed: Compute, scope: Scope) -> Step:
 
     def compute(rows: Sequence[Row], new_rows: Sequence[Row]) -> None:
         pairs = list(zip(rows, new_rows, strict=True))
-        if removes and any(row.get(removes) is not None and edm_type(row, removes) != STRING for row in rows):
+        removed = [row for row in rows if row.get(removes) is not None] if removes else []
+        if any(edm_type(row, removes) != STRING for row in removed):
             problem = f"{removes} is no Edm.String, so a rollback could not give it back as it was"
             cure = f"leave {removes} in the row (keep_old=True), or fix the rows"
+            raise scope.refusal("bad-reference", problem, cure=cure)
+        if lacking := sorted({each for each in needed for row in removed if row.get(each) is None}):
+            problem = f"the row has {removes} but not {', '.join(lacking)}, so the new row would say neither"
+            problem += f" {removes} nor {name}"
+            cure = f"leave {removes} in the row (keep_old=True), give partition= a default, or fix the rows"
             raise scope.refusal("bad-reference", problem, cure=cure)
         if needed:
             pairs = [pair for pair in pairs if all(pair[0].get(each) is not None for each in needed)]

@@ -296,9 +296,10 @@ def reference(
             row would have to be looked up whenever it is copied, written or compared.
         keep_old: False: the new row does not carry `name`. A rollback, and clients as long as there is one,
             look the old key up by the new one in the mapping of `via`, in the restricted account. `name` must
-            be an Edm.String in every row. Two old keys must not have one new key, and the row must say the
-            other row's whole new key: `partition=`, or a second reference with `to_partition=True`. Between
-            cutover and `complete` clients refuse a new reference to a row that `via` does not know.
+            be an Edm.String in every row, and none may have it without what `partition` needs: neither
+            reference would be left. Two old keys must not have one new key, and the row must say the other
+            row's whole new key: `partition=`, or a second reference with `to_partition=True`. Between cutover
+            and `complete` clients refuse a new reference to a row that `via` does not know.
     """
     _source_name("props.reference(name)", name)
     _new_name("props.reference(to)", to)

@@ -146,6 +146,18 @@ def test_a_reference_of_another_type_is_refused_before_it_is_copied(mapper: Writ
     assert refused.value.code == "bad-reference"
 
 
+def test_a_row_that_would_say_neither_the_old_nor_the_new_reference_is_refused(mapper: Write) -> None:
+    row = order(ANN)
+    del row["Tenant"]
+    with pytest.raises(RowRefused) as refused:
+        new(mapper(BY_TENANT, BOTH), row)
+    assert refused.value.code == "bad-reference"
+    assert "has User but not Tenant" in refused.value.problem and ANN not in str(refused.value)
+    assert new(mapper(BY_TENANT.replace(", keep_old=False", ""), BOTH), row) == row
+    del row["User"]
+    assert new(mapper(BY_TENANT, BOTH), row) == row
+
+
 def test_changes_are_told_by_the_reference_alone(mapper: Write) -> None:
     orders = mapper(SAME_PARTITION)
     ann, bob, nobody = (new(orders, order(each)) for each in (ANN, BOB, None))
