@@ -21,10 +21,11 @@ async def closed_by_references(run: Run) -> list[str]:
         phase = None if control is None else control.came_from or control.phase
         is_copied = phase in _AUTHORITY_MOVED
         if phase is ControlPhase.DUAL_WRITE:
-            # What shows that the backfill is done: the control row with capture "dual-write", else this.
-            is_copied = (control is not None and control.copied) or run.state.latest_verification(
-                via
-            ) is not None
+            # What shows that the backfill is done: the control row with capture "dual-write", else a full
+            # verification without differences; one can also be asked for before it.
+            verifications = run.state.verifications(via, mode="full")
+            is_clean = any(verification.divergences == 0 for verification in verifications)
+            is_copied = (control is not None and control.copied) or is_clean
         if not is_copied:
             reasons.append(reason("referred-not-copied", script=via, source=declared.migration.source))
     return reasons

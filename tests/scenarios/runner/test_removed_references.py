@@ -182,6 +182,10 @@ def test_cutover_waits_until_the_other_rows_are_copied(shop: Shop) -> None:
     shop.rekey("apply", "0002_orders")
     refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
     assert "0001_users has not copied the rows of Users" in refused.err
+    shop.rekey("apply", "0001_users", "--to", "dual_write")
+    shop.rekey("verify", "0001_users", "--mode", "full", code=1)  # finds that nothing is copied
+    refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
+    assert "0001_users has not copied the rows of Users" in refused.err
     shop.rekey("apply", "0001_users")
     shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED)
 
