@@ -135,6 +135,8 @@ def cores_of(
         ConfigurationError, SecretMissing: a secret is missing, or two migrations name the same table.
     """
     cores: dict[str, Carrier] = {}
+    # The sources, in lower case, of which a client routes the rows of all parts.
+    routed: set[str] = set()
     connected = partial(_connected, config)
     for prepared in followed:
         declared = prepared.declared
@@ -146,16 +148,18 @@ def cores_of(
             *(each for each in (*followed, *not_followed) if each.declared.is_beside(declared)),
         ]
         for table in dict.fromkeys((migration.source, *migration.table_names)):
-            is_source, is_taken = table == migration.source, table.lower() in map(str.lower, cores)
-            if is_taken and is_source and len(sources) > 1:
+            is_source = table == migration.source
+            if is_source and table.lower() in routed:
                 continue  # with the other parts of it
-            if is_taken:
+            if table.lower() in map(str.lower, cores):
                 raise ConfigurationError(
                     f"two migrations name the table {table}",
                     hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
                 )
             of_table = sources if is_source else [prepared]
             cores[table] = carrier_of([options_of(each, table) for each in of_table], connected)
+            if len(of_table) > 1:
+                routed.add(table.lower())
     return cores
 
 

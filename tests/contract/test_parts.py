@@ -3,14 +3,16 @@ and on Azurite alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from rekey.client.lease import Permit
+from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.filters import keys_asked
 from rekey.client.sdk.router import Carrier
-from rekey.errors import RowExists, WritesRefused
+from rekey.errors import RowExists, Unavailable, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
@@ -168,6 +170,24 @@ async def test_a_transaction_of_several_parts_is_atomic_while_nothing_follows_th
         with pytest.raises(RowExists):
             await carrier.write(again)
         assert len(await parts.rows(parts.source)) == 3
+
+
+async def test_an_error_about_a_late_row_of_one_part_keeps_no_other_from_being_announced(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(service, table_name, by_rows=True)
+    await parts.begin(NORTH)
+    announced: list[EntityKey] = []
+
+    async def late(_core: ClientCore, operations: Sequence[Operation], _permit: Permit) -> None:
+        announced.extend(operation.key for operation in operations)
+        raise Unavailable("the restricted store does not answer")
+
+    monkeypatch.setattr(ClientCore, "announce_if_late", late)
+    async with following(parts) as carrier:
+        with pytest.raises(Unavailable):
+            await carrier.write([insert(row("p", f"{name}1")) for name in (NORTH, SOUTH, FREE)])
+    assert sorted(announced) == [EntityKey("p", f"{NORTH}1"), EntityKey("p", f"{SOUTH}1")]
 
 
 @pytest.mark.parametrize("phases", [(DUAL,), TO_CUTOVER], ids=["dual_write", "cutover"])

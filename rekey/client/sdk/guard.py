@@ -53,7 +53,12 @@ class PartGuard:
                 control = ControlStore(restricted, script_id, declared.migration.group)
                 registry = _NoRegistry(restricted, script_id)
                 lease = ClientLease(control, registry, self.options.facts, settings=self.options.settings)
-                await lease.start()
+                try:
+                    await lease.start()
+                except BaseException:
+                    self._accounts = None
+                    await accounts.close()
+                    raise
                 self._lease = lease
             return self._lease
 
