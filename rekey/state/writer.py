@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,15 +68,30 @@ class Writer:
 
     def update(self, table: str, values: Mapping[str, Any], **where: Any) -> None:
         """Update the rows that have these values."""
-        known = _table(table, {**where, **values})
-        self._connection.execute(sa.update(known).filter_by(**where).values(values))
+        same = {f"same_{name}": value for name, value in where.items()}
+        self._connection.execute(_update(table, _types(values), tuple(where)), {**same, **values})
 
     def delete(self, table: str, **where: Any) -> int:
         """Delete the rows that have these values; return how many there were."""
         return self._connection.execute(sa.delete(_table(table, where)).filter_by(**where)).rowcount
 
 
+def _types(values: Mapping[str, Any]) -> tuple[tuple[str, type[sa.JSON] | None], ...]:
+    return tuple(
+        (name, sa.JSON if isinstance(value, list | Mapping) else None) for name, value in values.items()
+    )
+
+
 def _table(name: str, values: Mapping[str, Any]) -> sa.TableClause:
     """Return a table as one statement needs it; `schema/` creates the tables."""
-    types = (sa.JSON if isinstance(value, list | Mapping) else None for value in values.values())
-    return sa.table(name, *map(sa.column, values, types))
+    return sa.table(name, *(sa.column(*typed) for typed in _types(values)))
+
+
+@cache
+def _update(
+    table: str, values: tuple[tuple[str, type[sa.JSON] | None], ...], where: tuple[str, ...]
+) -> sa.Update:
+    """Return the statement of an update; to build it takes longer than to run it, and each window has one."""
+    known = sa.table(table, *map(sa.column, where), *(sa.column(*typed) for typed in values))
+    # The values are the parameters named as columns.
+    return sa.update(known).where(*(known.c[name] == sa.bindparam(f"same_{name}") for name in where))
