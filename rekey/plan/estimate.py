@@ -125,6 +125,12 @@ class Workload:
         return sum(fill.rows for fill in self.fills)
 
     @property
+    def last_partition_s(self) -> float:
+        """Seconds in which only one partition is left to read: a partition has one reader, and which one is
+        read last is chance. Half of what the largest takes, as counted in `benchmarks/scale.py`."""
+        return self.largest_source_partition / PARTITION_TARGET / 2
+
+    @property
     def source_pages(self) -> int:
         """The requests of reading the source."""
         return pages(self.source_rows)
@@ -288,11 +294,11 @@ def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> 
 
 def _backfill(work: Workload, limits: Limits) -> Duration:
     rows, mapping_rows = work.source_rows, work.mapping_rows
-    both = work.through_account(mapping_rows=mapping_rows)
+    both, last_s = work.through_account(mapping_rows=mapping_rows), work.last_partition_s
     source_hottest = work.largest_source_partition / PARTITION_TARGET
     hottest = sum(fill.hottest_seconds for fill in work.fills)
     targets = {
-        "20,000 entities/s of the account": both / ACCOUNT_TARGET,
+        "20,000 entities/s of the account": both / ACCOUNT_TARGET + last_s,
         "20,000 entities/s of the restricted account": mapping_rows / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": source_hottest,
         "2,000 entities/s of the targets' hottest partitions": hottest,
@@ -308,7 +314,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
     }
     rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
-        bounds[f"{rate:,} entities/s configured"] = both / (rate * USED_SHARE)
+        bounds[f"{rate:,} entities/s configured"] = both / (rate * USED_SHARE) + last_s
     if partition_rate is not None:
         slowest = PARTITION_TARGET / (partition_rate * USED_SHARE) * max(hottest, source_hottest)
         bounds[f"{partition_rate:,} entities/s of a partition configured"] = slowest
@@ -328,10 +334,10 @@ def _row_check(work: Workload) -> Duration:
 def _comparing(phase: str, work: Workload, limits: Limits, *, scans: int) -> Duration:
     """Return the duration of a phase that reads the source `scans` times, to compare it with the targets and
     for rows written since, and the targets once."""
-    rows = work.through_account(scans)
+    rows, last_s = work.through_account(scans), work.last_partition_s
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
-        "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
+        "20,000 entities/s of the account": rows / ACCOUNT_TARGET + last_s,
         "2,000 entities/s of the largest source partition": hottest,
     }
     bounds = {
@@ -340,7 +346,7 @@ def _comparing(phase: str, work: Workload, limits: Limits, *, scans: int) -> Dur
         f"{COMPARED_A_SECOND:,} rows/s of one processor": rows / COMPARED_A_SECOND,
     }
     if (rate := limits.account_rate) is not None:
-        bounds[f"{rate:,} entities/s configured"] = rows / (rate * USED_SHARE)
+        bounds[f"{rate:,} entities/s configured"] = rows / (rate * USED_SHARE) + last_s
     return _duration(phase, targets, bounds, swept=None)
 
 
