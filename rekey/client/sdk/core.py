@@ -96,7 +96,7 @@ def part_reads_refused(
         WritesRefused: the read may show rows of another part that the client does not know.
     """
     is_inside = key in part if key is not None else asked is not None and asked.is_within(part)
-    is_apart = key not in part if key is not None else asked is not None and asked.is_apart_from(part)
+    is_apart = is_of_others(part, key, asked)
     if not is_inside:
         lease.require_known_parts(reads=True)
     if not code:
@@ -106,6 +106,28 @@ def part_reads_refused(
         lease.require_same_part()
         return ""
     return PART_MOVED
+
+
+def is_of_others(own: KeySpace, key: EntityKey | None, asked: KeySpace | None) -> bool:
+    """Tell whether a read provably shows no row with one of a migration's `own` keys. `key`, `asked`: as of
+    `ClientCore.reading`."""
+    return key not in own if key is not None else asked is not None and asked.is_apart_from(own)
+
+
+def merged_reads_refused(
+    options: ClientOptions, code: str, key: EntityKey | None, asked: KeySpace | None
+) -> WritesRefused | None:
+    """Return why a read in the new view of a table that several migrations fill is refused. `code`: why rows
+    of this migration are not read, "" if they are; `key`, `asked`: as of `ClientCore.reading`."""
+    own, script_id = options.key_space, options.declared.script_id
+    if not code or (own is not None and is_of_others(own, key, asked)):
+        return None
+    until = "`rekey status` says that the backfill is done" if options.is_followed else "its cutover"
+    return WritesRefused(
+        code,
+        f"{options.table} does not have all rows of {script_id} yet, so none of them is read there",
+        hint=f"use their old table until {until}; a query of other rows compares PartitionKey with theirs",
+    )
 
 
 @asynccontextmanager
@@ -306,7 +328,7 @@ class ClientCore:
         """Write intents for a write that nothing follows if it was answered after its permit had expired.
         Raises ServiceError: as `Writer.announce_again`."""
         lease = await self.open()
-        if lease.in_time(permit):
+        if self.options.is_index or lease.in_time(permit):
             return
         try:
             await lease.reread()
@@ -319,22 +341,32 @@ class ClientCore:
     # --- parts of a table -----------------------------------------------------------------------------------
 
     def covers(self, key: EntityKey) -> bool:
-        """Tell whether a row of the source with this key is in the part that the migration moves."""
-        return self.options.declared.migration.has(key)
+        """Tell whether a row of the client's table with this key is the migration's."""
+        return self.options.key_space is None or key in self.options.key_space
 
     @asynccontextmanager
     async def passing(self, *, waits: bool = False) -> AsyncIterator[Permit]:
-        """Hold a permit while rows are written to the source that this client does not follow. `waits`: as of
-        `ClientLease.operation`. Raises WritesRefused: it is not known that its part has none of them."""
+        """Hold a permit while rows are written to the client's table that this client does not follow.
+        `waits`: as of `ClientLease.operation`. Raises WritesRefused: it is not known that none of them is its
+        own."""
         async with passed_by(await self.open(), waits=waits) as permit:
             yield permit
 
     def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when rows of the part may be written to the source without being followed, otherwise the
-        refusal's code."""
-        taken = route(permit.phase, View.OLD, copied=permit.copied, reverse=True)
-        if taken is Route.REFUSED:
-            return refusal_code(View.OLD, taken, copied=permit.copied, is_part=True)
+        """Return "" when the migration's rows may be written to the client's table without being followed,
+        otherwise the refusal's code."""
+        view, reverse = self.options.view, self.options.declared.migration.reverse
+        if self.options.is_index and (code := index_write_refused(permit.phase)):
+            return code
+        taken = route(
+            permit.phase,
+            view,
+            copied=permit.copied,
+            reverse=reverse or view is View.OLD,
+            maintained=permit.maintained,
+        )
+        if taken is Route.REFUSED or (taken is Route.WAIT and view is View.NEW):
+            return refusal_code(view, taken, copied=permit.copied, is_part=True)
         return "" if taken is Route.PLAIN else MIXED_PARTS
 
     def whole_table(self) -> Table:
@@ -355,6 +387,10 @@ class ClientCore:
             code = reads_refused(permit.phase, view, copied=permit.copied, reverse=migration.reverse)
             if view is View.OLD and migration.key_space is not None:
                 code = part_reads_refused(lease, permit.phase, migration.key_space, code, key, asked)
+            elif view is View.NEW and self.options.is_routed:
+                if (refused := merged_reads_refused(self.options, code, key, asked)) is not None:
+                    raise refused
+                code = ""
             if code:
                 raise refusal(code, self.table)
             yield permit

@@ -1,5 +1,6 @@
-"""The part of a table that a migration with capture "delta" moves, for a process that follows other parts of
-it: its rows are written as if there were no migration, until they move on."""
+"""A migration with capture "delta", for a process that follows other migrations of the same table. In the old
+view the rows of its part are written as if there were no migration, until they move on; in the new view, from
+then on."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from rekey.client.lease import ClientLease, Permit
-from rekey.client.sdk.core import part_reads_refused, passed_by, table_in_use
+from rekey.client.sdk.core import merged_reads_refused, part_reads_refused, passed_by, table_in_use
 from rekey.client.sdk.options import ClientOptions
 from rekey.core.key_space import KeySpace
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.protocol.rules import FROZEN, PART_MOVED, View, reads_refused, refusal
+from rekey.protocol.rules import FROZEN, NEW_VIEW_CLOSED, PART_MOVED, View, reads_refused, refusal
 from rekey.tables.base import Accounts
 
 
@@ -41,7 +42,7 @@ class PartGuard:
         self._lease: ClientLease | None = None
 
     def covers(self, key: EntityKey) -> bool:
-        return self.options.declared.migration.has(key)
+        return self.options.key_space is None or key in self.options.key_space
 
     async def open(self) -> ClientLease:
         """Read the control row for the first time; later calls only return the lease."""
@@ -86,26 +87,37 @@ class PartGuard:
         """As `ClientCore.reading`."""
         lease, migration = await self.open(), self.options.declared.migration
         async with lease.operation(writes=False) as permit:
-            # What the new table gets after cutover is not written to the source.
-            code = reads_refused(permit.phase, View.OLD, copied=permit.copied, reverse=False)
-            if migration.key_space is not None:
+            view = self.options.view
+            # What the new table gets after cutover is not written to the source, and before it the new table
+            # lacks what has changed since the last pass.
+            copied = permit.copied and view is View.OLD
+            code = reads_refused(permit.phase, view, copied=copied, reverse=False)
+            if view is View.NEW:
+                if (refused := merged_reads_refused(self.options, code, key, asked)) is not None:
+                    raise refused
+                code = ""
+            elif migration.key_space is not None:
                 code = part_reads_refused(lease, permit.phase, migration.key_space, code, key, asked)
             if code:
                 raise refusal(code, self.options.table)
             yield permit
 
     def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when rows of the part may be written to the source; otherwise the code for `refusal`."""
+        """Return "" when the migration's rows may be written to the table; otherwise the refusal's code."""
+        is_old = self.options.view is View.OLD
         match permit.phase:
             case None | ControlPhase.SOURCE | ControlPhase.DUAL_WRITE:
-                return ""
+                return "" if is_old else NEW_VIEW_CLOSED
             case ControlPhase.FREEZE:
                 return FROZEN
-        return PART_MOVED
+        return PART_MOVED if is_old else ""
 
     async def deleting_table(self) -> None:
         """Raise WritesRefused while the migration works with the table."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
-            if permit.phase not in (None, ControlPhase.RETIRED):
+            over = {None, ControlPhase.RETIRED}
+            if self.options.view is View.NEW:
+                over.add(ControlPhase.COMPLETE)
+            if permit.phase not in over:
                 raise table_in_use(self.options.table, self.options.declared.script_id)
