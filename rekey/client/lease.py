@@ -30,7 +30,7 @@ from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
-from rekey.protocol.control import BegunPart, ControlRow, ControlStore
+from rekey.protocol.control import ControlRow, ControlStore, PartOfSource
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.registry import ClientRow, Registry
@@ -152,7 +152,7 @@ class ClientLease:
         self._view = Permit(None, 0, copied=False)
         self._acknowledged = self._view
         self._reading = Reading(None)
-        self._unknown: tuple[BegunPart, ...] = ()
+        self._unknown: tuple[PartOfSource, ...] = ()
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -410,8 +410,8 @@ class ClientLease:
             if self.facts.part_of:
                 # After the beat as well: a part that is not among these begins after this client registered,
                 # and finds it.
-                read, begun = await side_by_side([self.store.read(), self.store.begun_parts()])
-                self._unknown = unknown_parts(begun, self.facts)
+                read, parts = await side_by_side([self.store.read(), self.store.parts()])
+                self._unknown = unknown_parts(parts, self.facts)
                 self._take(read)
             else:
                 self._take(await self.store.read())
