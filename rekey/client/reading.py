@@ -210,12 +210,12 @@ def digest_moved(facts: ClientFacts) -> Refusal:
     )
 
 
-# Phases in which the source may no longer have the rows of a part as they are, and a freeze that began in one.
+# Phases in which the source may no longer have the rows of a part as they are.
 _STALE = frozenset({ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED})
 
 
 def unknown_parts(parts: Iterable[PartOfSource], facts: ClientFacts) -> tuple[PartOfSource, ...]:
-    """Return the migrations of parts of the client's source that have begun and the client does not follow."""
+    """Return the migrations of parts of the client's source that have begun, and that it does not follow."""
     return tuple(
         part
         for part in parts

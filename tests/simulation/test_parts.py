@@ -1,8 +1,8 @@
 """Two parts of one table in every order: under a process that follows both, and beside one that follows one.
 
 Soak: both parts move; the process that follows one of them ends.
-Reason, and what `make test` covers: minutes; one part moves, under each process, and each rule switched off. A process
-that ends: `tests/scenarios/runner/test_parts_at_once.py`.
+Reason, and what `make test` covers: minutes; one part moves, under each process, and each rule switched off.
+`tests/scenarios/runner/test_parts_at_once.py` has a process that ends.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from typing import Protocol, TypeAlias
 
 from rekey.client.lease import Permit
 from rekey.client.sdk.calls import Read
-from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.core import ClientCore, rows_in
 from rekey.client.sdk.guard import PartGuard
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.core.key_space import KeySpace
 from rekey.errors import ConfigurationError
-from rekey.model import EntityKey
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.rules import View, refusal
 from rekey.tables.base import Accounts, Operation
@@ -113,10 +113,18 @@ class PartRouter:
         return working is not None and working.shadows()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
-        """Queue a comparison of an answered read with the other side, by each client that has rows of it."""
+        """Queue a comparison of a read with the other side, of each row by the client of its part."""
+        try:
+            rows = rows_in(read, status, body)
+        except ValueError:
+            self._cores[0].counters.ignored += 1
+            return
+        named = [row for row in rows if {PARTITION_KEY, ROW_KEY} <= row.keys()]
         for core in self._cores:
-            if read.key is None or core.covers(read.key):
-                core.shadow(read, status, body)
+            if read.key is None:
+                core.compare(read, [row for row in named if core.covers(key_of(row))])
+            elif core.covers(read.key):
+                core.compare(read, rows)
 
     def _owner(self, key: EntityKey) -> Part | None:
         return next((part for part in self._parts if part.covers(key)), None)

@@ -33,10 +33,10 @@ BUSIEST = "busiest"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return as a reason the clients of other parts of the source that do not follow this one; none in capture
-    "delta"."""
-    # One that registered between the gate of `dual_write` and the move may not know of the part for as long as
-    # it trusts its lease. Rows that it wrote before this gate are copied; one that registers later knows.
+    """Return as a reason the clients of other parts of the source that do not follow this one; none in
+    capture "delta"."""
+    # One that registered between the gate of `dual_write` and the move may not know of the part while it
+    # trusts its lease. What it wrote before it ended is copied; one that registers later knows.
     return [] if run.is_delta else await closed_by_other_parts(run)
 
 
@@ -49,20 +49,18 @@ async def run(run: Run) -> Counters:
         # off, rows that were deleted during the copy stay, and that verification must not count.
         await run.control.mark_changed()
     if not run.is_delta:
-        await _await_given_up(run)
+        await _wait_for_given_up(run)
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
         await run.control.mark_copied()
     return counters
 
 
-async def _await_given_up(run: Run) -> None:
-    """Let no verification count that begins before the writes of clients of other parts have arrived that were
-    given up since `dual_write`."""
-    until, known = (
-        await unannounced_until(run, await run.control.read()),
-        run.state.get_fact(run.script_id, LATE_UNTIL),
-    )
+async def _wait_for_given_up(run: Run) -> None:
+    """Let no verification count that begins before the writes of clients have arrived which were given up
+    since `dual_write`."""
+    known = run.state.get_fact(run.script_id, LATE_UNTIL)
+    until = await unannounced_until(run, await run.control.read())
     if until is not None and (known is None or ticks_of(known) < until):
         run.state.set_fact(run.script_id, LATE_UNTIL, format_ticks(until))
 

@@ -245,6 +245,25 @@ def test_a_process_that_follows_one_part_keeps_the_gates_of_the_other_closed(
     first.do(both.close())
 
 
+@pytest.mark.parametrize("to", [Phase.PREPARE, None], ids=["source", "dual_write"])
+def test_a_process_of_another_project_keeps_the_gates_of_a_part_closed(
+    first: Company, project: Project, tmp_path: Path, to: Phase | None
+) -> None:
+    (project.folder / "migrations" / f"{SECOND}.py").unlink()
+    other = Project(tmp_path / "other", clock=project.clock)
+    other.tables, other.restricted = project.tables, project.restricted
+    other.script(under_writes(SECOND_PART), f"{SECOND}.py")
+    second = Company(other, SECOND, first.loop)
+    first.apply(to)
+    alone = process(project, SCRIPT)
+    first.do(alone.open())
+    with pytest.raises(GateClosed) as closed:
+        second.apply()
+    assert (closed.value.phase, SCRIPT in str(closed.value)) == ("dual_write", True)
+    first.do(alone.close())
+    second.apply()
+
+
 def late_process(project: Project) -> ClientCore:
     """Return a process that follows the first part, and begins as the control row of the second one moves for
     the first time: after the gate. It does not look at the control rows again while it trusts its lease."""

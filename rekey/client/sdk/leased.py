@@ -1,0 +1,205 @@
+"""A client of a migration from its first use to its end: its connections, its lease, and the permits of reads
+and of writes that it does not follow."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from rekey.client.lease import ClientLease, Permit
+from rekey.client.reading import closed
+from rekey.client.route import confirm_unfollowed
+from rekey.client.sdk.options import ClientOptions
+from rekey.core.key_space import KeySpace
+from rekey.errors import WritesRefused
+from rekey.model import EntityKey
+from rekey.phases import ControlPhase
+from rekey.protocol.rules import PART_MOVED, View, refusal
+from rekey.tables.allowance import while_also
+from rekey.tables.base import Accounts
+
+TABLE_IN_USE = "table-in-use"
+
+
+class Leased(ABC):
+    """A client of one table of a migration. The first use connects and begins the lease."""
+
+    def __init__(self, options: ClientOptions, connect: Callable[[], Accounts]) -> None:
+        """Create the client. `connect` makes the connections when they are first needed."""
+        self.options, self.table = options, options.table
+        self._connect = connect
+        self._opening = asyncio.Lock()
+        self._accounts: Accounts | None = None
+        self._lease: ClientLease | None = None
+        self._closed = False
+
+    # --- what kinds of clients do differently -------------------------------------------------------------
+
+    @abstractmethod
+    def _leased(self, accounts: Accounts) -> ClientLease:
+        """Return the lease, before its first request."""
+
+    @abstractmethod
+    def _reads_refused(self, permit: Permit) -> str:
+        """Return "" when the table may be read as far as the own migration is concerned, otherwise the code
+        for `refusal`."""
+
+    @abstractmethod
+    def unfollowed_refused(self, permit: Permit) -> str:
+        """Return "" when rows of the part may be written to the source without being followed, otherwise the
+        code for `refusal`."""
+
+    async def _begin(self, accounts: Accounts, lease: ClientLease) -> None:  # noqa: ARG002
+        """Do what is left before the first operation, once the lease has begun."""
+        return
+
+    async def _stop(self) -> None:
+        """End the background work that begins requests, before the lease ends."""
+        return
+
+    async def _finish(self) -> None:
+        """End all other work, after the last operation."""
+        return
+
+    # --- open and close -----------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._lease is not None
+
+    async def open(self) -> ClientLease:
+        """Register and read the control row for the first time; later calls only return the lease.
+
+        Raises:
+            ServiceError: the mapping could not be opened in `freeze_wait_s`, or the credential does not reach
+                a table of the migration.
+            WritesRefused: the client is closed, or the wrapping key is another one.
+        """
+        async with self._opening:
+            if self._lease is not None:
+                return self._lease
+            if self._closed:
+                raise closed(self.options.declared.script_id).error()
+            self._accounts = accounts = self._connect()
+            lease: ClientLease | None = None
+            try:
+                lease = self._leased(accounts)
+                await lease.start()
+                await self._begin(accounts, lease)
+            except BaseException:
+                self._accounts = None
+                try:
+                    if lease is not None:
+                        await lease.close()  # otherwise its beats would go on
+                finally:
+                    await accounts.close()
+                raise
+            self._lease = lease
+            return lease
+
+    async def close(self) -> None:
+        """Settle and close. Idempotent; a closed client refuses operations."""
+        self._closed = True
+        async with self._opening:  # otherwise a client that is registering now would beat for ever
+            lease, accounts, self._accounts = self._lease, self._accounts, None
+        try:
+            await self._stop()
+            if lease is not None:
+                await lease.close()
+            await self._finish()
+        finally:
+            if accounts is not None:
+                await accounts.close()
+
+    # --- permits ------------------------------------------------------------------------------------------
+
+    def covers(self, key: EntityKey) -> bool:
+        """Tell whether a row of the source with this key is in the part that the migration moves."""
+        return self.options.declared.migration.has(key)
+
+    @asynccontextmanager
+    async def passing(self, *, waits: bool = False) -> AsyncIterator[Permit]:
+        """Hold a permit while rows are written to the source that this client does not follow. `waits`: as of
+        `ClientLease.operation`.
+
+        Raises:
+            WritesRefused: it is not known that its part has none of them.
+            Ambiguous: they were written, and that took so long that this is not known any more.
+        """
+        lease = await self.open()
+        async with lease.operation(writes=True, waits=waits) as permit:
+            lease.require_known_parts()
+            lease.require_same_part()
+            with while_also(partial(lease.check, permit)):
+                yield permit
+            await confirm_unfollowed(lease, permit, self.table)
+
+    @asynccontextmanager
+    async def reading(
+        self, key: EntityKey | None = None, asked: KeySpace | None = None
+    ) -> AsyncIterator[Permit]:
+        """Hold the permit of one read of the client's table: of the row with a key, or a query. `asked`: the
+        keys that the query can return, None for any. Raises WritesRefused."""
+        lease, part = await self.open(), self.options.declared.migration.key_space
+        async with lease.operation(writes=False) as permit:
+            code = self._reads_refused(permit)
+            if self.options.view is View.OLD and part is not None:
+                code = _part_reads_refused(lease, permit.phase, part, code, key, asked)
+            if code:
+                raise refusal(code, self.table)
+            yield permit
+
+    async def deleting_table(self) -> None:
+        """Raise WritesRefused while the migration, or that of another part, works with the client's table."""
+        lease = await self.open()
+        async with lease.operation(writes=False) as permit:
+            done = permit.phase in (None, ControlPhase.RETIRED)
+            is_complete = permit.phase is ControlPhase.COMPLETE and not permit.maintained
+            if done or (is_complete and self.options.view is View.NEW):
+                lease.require_known_parts()
+                return
+        raise WritesRefused(
+            TABLE_IN_USE,
+            f"{self.table} is not deleted: the migration {self.options.declared.script_id} works with it",
+            hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
+            " the old table",
+            kept="the table",
+        )
+
+
+def _part_reads_refused(
+    lease: ClientLease,
+    phase: ControlPhase | None,
+    part: KeySpace,
+    code: str,
+    key: EntityKey | None,
+    asked: KeySpace | None,
+) -> str:
+    """Return "" when a read in the old view of a part of a table may be done, otherwise the refusal's code.
+
+    Args:
+        lease: of a client of the part.
+        phase: of the migration.
+        part: the keys of the part.
+        code: why rows of the part are not read, "" if they are.
+        key: of the row that is read; None for a query.
+        asked: the keys that the query can return, None for any.
+
+    Raises:
+        WritesRefused: the read may show rows of another part that the client does not know.
+    """
+    is_inside = key in part if key is not None else asked is not None and asked.is_within(part)
+    is_apart = key not in part if key is not None else asked is not None and asked.is_apart_from(part)
+    # By another declaration than the migration's, which may be wider, nothing is inside.
+    if not (is_inside and lease.has_same_declaration):
+        lease.require_known_parts(reads=True)
+    if not code:
+        return ""
+    # `retire` has deleted the part's rows: a query shows those of others alone.
+    if is_apart or (key is None and not is_inside and phase is ControlPhase.RETIRED):
+        lease.require_same_part()
+        return ""
+    return PART_MOVED
