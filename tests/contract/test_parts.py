@@ -143,6 +143,30 @@ async def test_a_client_that_does_not_know_a_begun_part_writes_its_own_rows_alon
     assert await parts.rows(parts.source) == {S: 1}
 
 
+async def test_a_process_that_does_not_know_a_begun_part_reads_rows_of_all_that_it_follows(
+    parts: Parts,
+) -> None:
+    for tenant in (NORTH, SOUTH):
+        await parts.begin(tenant, DUAL)
+    await (await third_part(parts)).move(*TO_COMPLETE)
+    async with following(parts) as carrier:
+        stale = "unknown-part"
+        assert [await reads(carrier, key) for key in (N, S, F)] == ["", "", stale]
+        asked = [f"PartitionKey eq '{tenant}'" for tenant in (NORTH, SOUTH, FREE)]
+        assert [await reads(carrier, condition=each) for each in asked] == ["", "", stale]
+        for tenant in (NORTH, SOUTH):
+            await carrier.write([insert(row(tenant))])
+        assert await refused(carrier, insert(row(FREE))) == stale
+
+
+async def third_part(parts: Parts) -> Begun:
+    """Return the migration of a third part, in `source`."""
+    third = declared_as(f"0009{parts.source}", part(parts.source, FREE, f"{parts.source}West"))
+    begun = await Begun(third, parts.service, parts.restricted).create_tables()
+    await begun.begin()
+    return begun
+
+
 async def test_a_part_that_has_not_begun_need_not_be_known(parts: Parts) -> None:
     await parts.begin(SOUTH, DUAL)
     await parts.begin(NORTH)
@@ -227,15 +251,11 @@ async def test_a_late_row_of_a_part_that_began_meanwhile_is_not_reported_as_writ
     """Its runner takes the client for dead by then, and may have read the row's place."""
     if phases:
         await parts.begin(SOUTH, *(phase for phase in phases if phase is not SOURCE))
-    third = part(parts.source, FREE, f"{parts.source}West")
-    free = await Begun(
-        declared_as(f"0009{parts.source}", third), parts.service, parts.service
-    ).create_tables()
+    free = await third_part(parts)
 
     async def sent(
         table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
     ) -> list[str | None]:
-        await free.begin()
         await free.move(DUAL)
         return await send_alone(table, operations, wait)
 

@@ -137,17 +137,38 @@ class Leased(ABC):
                 yield permit
             await confirm_unfollowed(lease, permit, self.table)
 
+    def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
+        """Tell whether a read, with the arguments of `reading`, is provably of rows of the part alone."""
+        # By another declaration than the migration's, which may be wider, nothing is.
+        lease, part = self._lease, self.options.declared.migration.key_space
+        if part is None or lease is None or not lease.has_same_declaration:
+            return False
+        return key in part if key is not None else asked is not None and asked.is_within(part)
+
     @asynccontextmanager
     async def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None
+        self, key: EntityKey | None = None, asked: KeySpace | None = None, *, is_held: bool = False
     ) -> AsyncIterator[Permit]:
-        """Hold the permit of one read of the client's table: of the row with a key, or a query. `asked`: the
-        keys that the query can return, None for any. Raises WritesRefused."""
+        """Hold the permit of one read of the client's table.
+
+        Args:
+            key: of the row that is read; None for a query.
+            asked: the keys that the query can return, None for any.
+            is_held: whether another part that the process follows `holds` the read.
+
+        Raises:
+            WritesRefused: the table does not show these rows as they are.
+        """
         lease, part = await self.open(), self.options.declared.migration.key_space
         async with lease.operation(writes=False) as permit:
             code = self._reads_refused(permit)
             if self.options.view is View.OLD and part is not None:
-                code = _part_reads_refused(lease, permit.phase, part, code, key, asked)
+                if not (is_held or self.holds(key, asked)):
+                    lease.require_known_parts(reads=True)
+                if code and _passes(part, permit.phase, key, asked):
+                    lease.require_same_part()
+                    code = ""
+                code = code and PART_MOVED
             if code:
                 raise refusal(code, self.table)
             yield permit
@@ -170,36 +191,13 @@ class Leased(ABC):
         )
 
 
-def _part_reads_refused(
-    lease: ClientLease,
-    phase: ControlPhase | None,
-    part: KeySpace,
-    code: str,
-    key: EntityKey | None,
-    asked: KeySpace | None,
-) -> str:
-    """Return "" when a read in the old view of a part of a table may be done, otherwise the refusal's code.
-
-    Args:
-        lease: of a client of the part.
-        phase: of the migration.
-        part: the keys of the part.
-        code: why rows of the part are not read, "" if they are.
-        key: of the row that is read; None for a query.
-        asked: the keys that the query can return, None for any.
-
-    Raises:
-        WritesRefused: the read may show rows of another part that the client does not know.
-    """
-    is_inside = key in part if key is not None else asked is not None and asked.is_within(part)
-    is_apart = key not in part if key is not None else asked is not None and asked.is_apart_from(part)
-    # By another declaration than the migration's, which may be wider, nothing is inside.
-    if not (is_inside and lease.has_same_declaration):
-        lease.require_known_parts(reads=True)
-    if not code:
-        return ""
+def _passes(
+    part: KeySpace, phase: ControlPhase | None, key: EntityKey | None, asked: KeySpace | None
+) -> bool:
+    """Tell whether a read, with the arguments of `Leased.reading`, shows no row of a part that moved on."""
+    if key is not None:
+        return key not in part
+    if asked is not None and asked.is_apart_from(part):
+        return True
     # `retire` has deleted the part's rows: a query shows those of others alone.
-    if is_apart or (key is None and not is_inside and phase is ControlPhase.RETIRED):
-        lease.require_same_part()
-        return ""
-    return PART_MOVED
+    return phase is ControlPhase.RETIRED and not (asked is not None and asked.is_within(part))

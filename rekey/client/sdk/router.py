@@ -40,10 +40,13 @@ class Part(Protocol):
     def passing(self, *, waits: bool = False) -> AbstractAsyncContextManager[Permit]:
         """Hold a permit while rows are written that it does not follow."""
 
+    def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
+        """Tell whether a read is provably of rows of the part alone."""
+
     def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None
+        self, key: EntityKey | None = None, asked: KeySpace | None = None, *, is_held: bool = False
     ) -> AbstractAsyncContextManager[Permit]:
-        """Hold the permit of a read."""
+        """Hold the permit of a read. `is_held`: whether another part `holds` it."""
 
     def unfollowed_refused(self, permit: Permit) -> str:
         """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
@@ -97,9 +100,10 @@ class PartRouter:
     ) -> AsyncIterator[None]:
         """Hold the permits of one read, of all clients; as `ClientCore.reading`."""
         await self.open()
+        is_held = any(part.holds(key, asked) for part in self._parts)
         async with AsyncExitStack() as permits:
             for part in self._parts:
-                await permits.enter_async_context(part.reading(key, asked))
+                await permits.enter_async_context(part.reading(key, asked, is_held=is_held))
             yield
 
     async def deleting_table(self) -> None:
