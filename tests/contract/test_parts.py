@@ -159,6 +159,31 @@ async def test_a_process_that_does_not_know_a_begun_part_reads_rows_of_all_that_
         assert await refused(carrier, insert(row(FREE))) == stale
 
 
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_late_row_in_capture_delta_that_moved_on_meanwhile_is_not_reported_as_written(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(NORTH, DUAL)
+
+    async def sent(
+        table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
+    ) -> list[str | None]:
+        await parts.begin(NORTH, FREEZE, CUTOVER)
+        return await send_alone(table, operations, wait)
+
+    async with following(parts) as carrier:
+        monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+        await carrier.write([insert(row(NORTH))])
+        monkeypatch.setattr(router_module, "send_alone", sent)
+        again = [replace(row(NORTH, value=2))]
+        if late:
+            with pytest.raises(Ambiguous):
+                await carrier.write(again)
+        else:
+            await carrier.write(again)
+
+
 async def third_part(parts: Parts) -> Begun:
     """Return the migration of a third part, in `source`."""
     third = declared_as(f"0009{parts.source}", part(parts.source, FREE, f"{parts.source}West"))

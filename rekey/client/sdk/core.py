@@ -216,8 +216,6 @@ class ClientCore(Leased):
             return etags
 
     async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Write intents for a write that nothing follows if it was answered after its permit had expired.
-        Raises ServiceError: as `Writer.announce_again`."""
         lease = await self.open()
         if lease.in_time(permit):
             return

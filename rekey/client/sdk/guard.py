@@ -3,15 +3,17 @@ it: its rows are written as if there were no migration, until they move on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rekey.client.lease import ClientLease, Permit
+from rekey.client.route import took_too_long
 from rekey.client.sdk.leased import Leased
+from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.rules import FROZEN, PART_MOVED, View, reads_refused
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, Operation
 
 
 class _NoRegistry(Registry):
@@ -47,3 +49,14 @@ class PartGuard(Leased):
             case ControlPhase.FREEZE:
                 return FROZEN
         return PART_MOVED
+
+    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:  # noqa: ARG002
+        lease = await self.open()
+        if lease.in_time(permit):
+            return
+        try:
+            if self.unfollowed_refused(await lease.reread()) == "":
+                return
+        except RekeyError:
+            pass  # as little is known
+        raise took_too_long(self.table, sent=True)

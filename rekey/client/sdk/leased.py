@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,7 +19,7 @@ from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import PART_MOVED, View, refusal
 from rekey.tables.allowance import while_also
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, Operation
 
 TABLE_IN_USE = "table-in-use"
 
@@ -51,6 +51,11 @@ class Leased(ABC):
     def unfollowed_refused(self, permit: Permit) -> str:
         """Return "" when rows of the part may be written to the source without being followed, otherwise the
         code for `refusal`."""
+
+    @abstractmethod
+    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Announce rows that were written unfollowed, if the write was answered after its permit had expired
+        and they are followed by now. Raises ServiceError: unknown outcome, they may have come too late."""
 
     async def _begin(self, accounts: Accounts, lease: ClientLease) -> None:  # noqa: ARG002
         """Do what is left before the first operation, once the lease has begun."""

@@ -51,6 +51,9 @@ class Part(Protocol):
     def unfollowed_refused(self, permit: Permit) -> str:
         """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
 
+    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Announce rows of the part that were written unfollowed, and answered too late."""
+
     async def deleting_table(self) -> None:
         """Raise WritesRefused while the migration works with the table."""
 
@@ -167,7 +170,7 @@ class PartRouter:
             late = []
             for part, permit in permitted:
                 own = [each for each, owner in zip(operations, owners, strict=True) if owner is part]
-                if own and isinstance(part, ClientCore):
+                if own:
                     late.append(part.announce_if_late(own, permit))
             await side_by_side(late)  # an error of one part keeps no other from its intents
             return etags
