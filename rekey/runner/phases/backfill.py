@@ -49,14 +49,14 @@ async def run(run: Run) -> Counters:
         # off, rows that were deleted during the copy stay, and that verification must not count.
         await run.control.mark_changed()
     if not run.is_delta:
-        await _wait_for_given_up(run)
+        await _record_given_up(run)
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
         await run.control.mark_copied()
     return counters
 
 
-async def _wait_for_given_up(run: Run) -> None:
+async def _record_given_up(run: Run) -> None:
     """Let no verification count that begins before the writes of clients have arrived which were given up
     since `dual_write`."""
     known = run.state.get_fact(run.script_id, LATE_UNTIL)
