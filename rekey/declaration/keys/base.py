@@ -6,7 +6,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -205,7 +204,7 @@ class Plain(Changed):
     of: Expression
 
 
-_problems = cache(lambda: catalogue(Path(__file__).parent.with_name("problems.toml")))
+_PROBLEMS = Path(__file__).parent.with_name("problems.toml")
 
 
 def invalid(field: str, code: str, *, fault: str = "", **values: Any) -> InvalidDeclaration:
@@ -216,7 +215,7 @@ def invalid(field: str, code: str, *, fault: str = "", **values: Any) -> Invalid
         code: the entry of its texts in `problems.toml`.
         values: by the names in the texts; one named like a part (`cure=`) replaces that whole text.
     """
-    problem, cure = filled(_problems()[code], values, "problem", "cure")
+    problem, cure = filled(catalogue(_PROBLEMS)[code], values, "problem", "cure")
     return InvalidDeclaration(field, problem, cure=cure, fault=fault)
 
 
