@@ -30,8 +30,10 @@ from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
+from rekey.runner.phases.retire import closed_by
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import closed_by_count, require_droppable
+from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run, asks_again, of_member
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
@@ -555,10 +557,11 @@ def retire(session: Session, script_id: str) -> None:
     """
     session.count_anew()
     run = session.resume(script_id)
-    reasons = session.do(PHASES[Phase.RETIRE].gate(run))
+    tables = session.do(tables_with_its_rows(run))  # once for the gate and the count
+    reasons = session.do(closed_by(run, tables))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [reason("not-complete", script=script_id)]
-    reasons = reasons or session.do(closed_by_count(run))
+    reasons = reasons or session.do(closed_by_count(run, tables))
     reasons = reasons or session.do(closed_by_backup(run))
     session.do(_pass_gate(run, Phase.RETIRE, reasons, reason("see-what-is-missing", script=script_id)))
     session.carry_out(script_id, Phase.RETIRE)

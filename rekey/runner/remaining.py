@@ -21,7 +21,6 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.references import require_not_looked_up
 from rekey.runner.refusals import refusal
-from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
@@ -302,13 +301,12 @@ async def closed_by_source(run: Run) -> list[str]:
     ]
 
 
-async def closed_by_count(run: Run) -> list[str]:
-    """Return why the source may not be deleted: the main target holds fewer rows than were migrated, and no
-    reason was given. The counts are recorded."""
+async def closed_by_count(run: Run, tables: Sequence[Table]) -> list[str]:
+    """Return why the source may not be deleted: the tables with the migration's rows (`tables_with_its_rows`)
+    hold fewer than were migrated, and no reason was given. The counts are recorded."""
     if not await run.tables.table_exists(run.source.name):
         return []
     source_rows, dropped = await _count(run, run.source)
-    tables = await tables_with_its_rows(run)
     target_rows = sum([(await _count(run, table))[0] for table in tables])
     counts = {"source_rows": source_rows, "target_rows": target_rows}
     if run.mapper.drops:
