@@ -31,6 +31,7 @@ from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
 from rekey.runner.phases.retire import closed_by
+from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import closed_by_count, require_droppable
 from rekey.runner.retired import tables_with_its_rows
@@ -376,7 +377,9 @@ _ERRORS: dict[str, type[errors.RekeyError]] = {
     "source-missing": errors.ConfigurationError,
     "wrapping-key-missing": errors.ConfigurationError,
     "indexes-cannot-follow": errors.ConfigurationError,
-    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), errors.Refused),
+    **dict.fromkeys(
+        ("target-holds-rows", "declaration-moved", "secret-moved", "referred-expired"), errors.Refused
+    ),
 }
 
 
@@ -504,6 +507,10 @@ def _rollback(
         session.ledger.require_rollback(script_id, downto)
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}
     if goal is ControlPhase.SOURCE and drop:
+        for run in runs:
+            with of_member(run):
+                # Before anything is taken back; `require_droppable` asks again.
+                session.do(require_droppable_mapping(run))
         for run in runs:
             if Phase.CUTOVER in session.ledger.applied(run.script_id):
                 # First to `reconcile`: the proof below needs a source that the rollback has brought up to

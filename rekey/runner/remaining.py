@@ -19,7 +19,7 @@ from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.protocol.reverse import ReversePropagator
 from rekey.runner.probe_tables import require_two_accounts
-from rekey.runner.references import require_not_looked_up
+from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
@@ -144,7 +144,7 @@ async def require_droppable(run: Run) -> None:
     """Refuse to drop targets unless the source has a row for every row of the main target, or the operator
     gave a reason; record what was found. Raises Refused."""
     await require_two_accounts(run)
-    await require_not_looked_up(run)
+    await require_droppable_mapping(run)
     if not await tables_with_rows(run):
         return  # nothing would be lost
     await require_source(run)
