@@ -31,11 +31,11 @@ async def closed_by_references(run: Run) -> list[str]:
             verifications = run.state.verifications(via, mode="full")
             is_clean = any(verification.divergences == 0 for verification in verifications)
             is_copied = (control is not None and control.copied) or is_clean
-        named = {"script": via, "source": declared.migration.source}
+        source = declared.migration.source
         if not is_copied:
-            reasons.append(reason("referred-not-copied", **named))
-        elif gone := await _gone_since(run, declared):
-            reasons.append(reason("referred-expired", **named, day=gone, own=run.script_id))
+            reasons.append(reason("referred-not-copied", script=via, source=source))
+        elif day := await _gone_since(run, declared):
+            reasons.append(reason("referred-expired", script=via, source=source, day=day, own=run.script_id))
     return reasons
 
 

@@ -593,10 +593,16 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
     assert judge(over).verdict.remark == "look again in a few seconds"
 
 
+def test_commands_in_remarks_are_as_they_are_to_be_typed() -> None:
+    lines = tell.status_lines(judge(facts(C, Phase.CUTOVER)), "rekey {} --config shop.toml".format)
+    said = " ".join(" ".join(lines).split())
+    assert "`rekey rollback 0001_users --writers-stopped --config shop.toml`" in said
+
+
 def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_writers() -> None:
     status = judge(dual(C, Phase.CUTOVER, WEB))
     assert "clients keep Users current" in status.verdict.sentence
-    assert status.verdict.remark.endswith("rekey rollback 0001_users")
+    assert status.verdict.remark.endswith("`rekey rollback 0001_users`")
 
 
 async def test_delta_reads_no_clients(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
