@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rekey.declaration.migration import Declared
+from rekey.mapping.rows import day_of
 from rekey.mapping.store import keys_gone_since
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
-from rekey.state.audit import erasures
+from rekey.state.audit import COHORTS, MAPPING, erasures
 from rekey.status.reasons import reason
 
 _AUTHORITY_MOVED = (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
@@ -43,10 +44,12 @@ async def _gone_since(run: Run, declared: Declared) -> str:
     """Return the day on which old keys of a mapping began to be erased as a whole or by month; "": none
     were. A data key that was put back counts as shredded, as in the look-up."""
     recorded = erasures(run.state.audit_events(declared.script_id))
+    begun = [day_of(event.at) for event in recorded.open if event.details["kind"] in (COHORTS, MAPPING)]
     days = [
         await keys_gone_since(run.restricted, declared.script_id),
         recorded.whole,
         *recorded.cohorts.values(),
+        *begun,
     ]
     return min(filter(None, days), default="")
 
@@ -60,7 +63,8 @@ async def require_droppable_mapping(run: Run) -> None:
 
 async def require_expirable_mapping(run: Run) -> None:
     """Refuse to erase the mapping for good while another migration that looks keys up in it is under way."""
-    await _require_unneeded(run, _is_under_way, set())
+    # In `source` it begins again with a plan, which refuses a mapping that is gone.
+    await _require_unneeded(run, lambda control: control.is_followed, set())
 
 
 async def _require_unneeded(run: Run, needs: Callable[[ControlRow], bool], without: set[str]) -> None:
@@ -77,11 +81,6 @@ async def _require_unneeded(run: Run, needs: Callable[[ControlRow], bool], witho
 
 def _may_go_back(control: ControlRow) -> bool:
     return control.phase in (ControlPhase.FREEZE, ControlPhase.CUTOVER) or control.maintained
-
-
-def _is_under_way(control: ControlRow) -> bool:
-    # In `source` it begins again with a plan, which refuses a mapping that is gone.
-    return control.phase is ControlPhase.DUAL_WRITE or _may_go_back(control)
 
 
 async def _control_row(run: Run, declared: Declared) -> ControlRow | None:

@@ -468,7 +468,8 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _erasing(facts) or _verdict_of(facts, "mapping-over" if facts.due else "retired")
+            is_over = facts.due and not facts.store.needed_by
+            return _erasing(facts) or _verdict_of(facts, "mapping-over" if is_over else "retired")
         case _:
             verdict = _between_freezes(facts, control.phase, closed)
     if facts.paused:

@@ -247,7 +247,9 @@ def _kept(status: Status) -> _Fields:
     if facts.due:
         names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)
         over = f"over: {names}" if names else "over"
-        yield "mapping", f"{over}; `rekey expire {facts.script_id}` erases it"
+        others = ", ".join(facts.store.needed_by)
+        then = f"`rekey expire {facts.script_id}` erases it"
+        yield "mapping", f"{over}; {f'it stays for a rollback of {others}' if others else then}"
     elif kept:
         name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"
         name += f" is the first of {len(kept)}" if len(kept) > 1 else ""

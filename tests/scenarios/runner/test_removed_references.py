@@ -69,6 +69,11 @@ class Shop:
             self.rekey("apply", script)
             self.rekey("apply", script, "--to", "cutover", STOPPED)
 
+    def retire_users(self) -> None:
+        with self.project.session() as session:
+            prove(self.project.config, self.project.scripts["0001_users"], session.state)
+        self.rekey("retire", "0001_users", "--table", "Users", "--no-backup", "a test")
+
     def write(self, table: str, *rows: Row) -> None:
         for row in rows:
             asyncio.run(self.project.tables.table(table).upsert(row))
@@ -116,9 +121,7 @@ def test_new_and_changed_references_come_back_and_others_stay(shop: Shop, via: s
     if via != "cutover":
         shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
     if via == "retired":
-        with shop.project.session() as session:
-            prove(shop.project.config, shop.project.scripts["0001_users"], session.state)
-        shop.rekey("retire", "0001_users", "--table", "Users", "--no-backup", "a test")
+        shop.retire_users()
     shop.to_cutover("0002_orders")
     assert not [row for row in shop.project.rows("OrdersV2") if "UserEmail" in row]
     # Written by the application, so nothing maps it: its own row says its old key.
@@ -240,6 +243,35 @@ def test_the_mapping_is_not_expired_while_old_keys_may_be_looked_up_in_it(shop: 
     assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
     shop.rekey("rollback", "0002_orders", "--to", "source", "--keep-targets")
     shop.rekey("expire", "0001_users", "--confirm", "0001_users")
+
+
+def test_status_says_to_expire_a_mapping_only_when_no_rollback_needs_it(
+    commands_on: CommandsOn, tmp_path: Path
+) -> None:
+    shop = shop_of(commands_on, tmp_path, PLAIN_USERS)
+    configured(shop.project, mapping_retention="1d")
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.retire_users()
+    shop.to_cutover("0002_orders")
+    shop.project.clock.advance(2 * 86_400)
+    said = shop.rekey("status", "0001_users").out
+    assert "over; it stays for a rollback of 0002_orders" in said and "rekey expire" not in said
+    shop.rekey("rollback", "0002_orders", STOPPED)
+    shop.rekey("rollback", "0002_orders", "--to", "source", "--keep-targets")
+    assert "next          rekey expire 0001_users --confirm" in shop.rekey("status", "0001_users").out
+    shop.rekey("expire", "0001_users", "--confirm", "0001_users")
+
+
+def test_an_erasure_of_the_mapping_that_was_cut_off_closes_cutover(shop: Shop) -> None:
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.rekey("apply", "0002_orders")
+    with State.open(shop.project.config.state) as state:
+        details = {"kind": COHORTS, "cohorts": ["2024-01"], "reason": "a test"}
+        state.audit(ERASURE_BEGUN, "0001_users", details)
+    refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
+    assert "old keys in the mapping of 0001_users were erased by `rekey expire` on" in refused.err
 
 
 @pytest.mark.parametrize("users", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "in the clear"])
