@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from rekey import errors
 from rekey.mapping.refusals import refusal
 from rekey.mapping.rows import (
+    ERASED_ON,
     MAPPING_TABLE,
     WHOLE,
     Cohort,
@@ -90,6 +91,16 @@ async def cohorts_kept(
     except errors.TableMissing:
         return ()
     return cohorts(rows, sealed=sealed, completed_at=ended_at, keep_s=keep_s)
+
+
+async def keys_gone_since(restricted: TableService, script_id: str) -> str:
+    """Return the day on which the first data key of a sealed mapping was shredded, or on which the erasure of
+    a whole mapping in the clear began; "" when neither happened. No tombstone is proved."""
+    try:
+        rows = await data_key_rows(restricted.table(MAPPING_TABLE), script_id)
+    except errors.TableMissing:
+        return ""
+    return min((str(row[ERASED_ON]) for row in rows if is_tombstone(row)), default="")
 
 
 class Keyring:
