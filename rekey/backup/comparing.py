@@ -22,16 +22,14 @@ class KeptComparison:
         Args:
             path: the file, which need not exist.
             began_at: when the copy began that is compared; digests of another one are not continued.
-            source: counts the rows of the source that changed meanwhile.
+            source: knows the rows of the source that changed meanwhile.
         """
         self._path, self._began_at, self._source = path, began_at, source
-        # Of those that an earlier command has counted.
-        self._changed = 0
 
     @property
     def changed(self) -> int:
         """How many rows of the source were written since the copy began."""
-        return self._changed + self._source.changed
+        return len(self._source.changed)
 
     def left(self, now: int, max_age_s: Callable[[Partial], float]) -> Partial | None:
         """Return the digests to go on from; None: begin anew. What cannot be read is treated as absent: then
@@ -47,12 +45,17 @@ class KeptComparison:
             age_s = (now - ticks_of(work.begun_at)) / TICKS_PER_SECOND
             if kept["began_at"] != self._began_at or not 0 <= age_s < max_age_s(work):
                 return None
-            self._changed = int(kept["changed"])
+            # Of those that an earlier command has read: some are read again.
+            self._source.changed.update(map(int, kept["changed"]))
         except (OSError, ValueError, KeyError, TypeError, StateUnusable):
             return None
         return work
 
     def keep(self, work: Partial) -> None:
         """Store the digests. Raises OSError."""
-        kept = {"began_at": self._began_at, "changed": self.changed, "digests": work.as_state()}
+        kept = {
+            "began_at": self._began_at,
+            "changed": sorted(self._source.changed),
+            "digests": work.as_state(),
+        }
         write_whole(self._path, json.dumps(kept).encode("ascii"), durable=False)

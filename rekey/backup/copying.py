@@ -16,6 +16,7 @@ from rekey.backup.refusals import refusal
 from rekey.backup.restore import Imported, Writer
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
+from rekey.core.spill import hash_of
 from rekey.model import EVERYTHING, TIMESTAMP, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.project.privatefiles import write_whole
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Page, Table, TableWrapper
@@ -158,21 +159,18 @@ class _Copy(ParallelScan[_RangeReader]):
 
 
 class Watched(TableWrapper):
-    """A table that is read, with the number of rows read that were written since a moment."""
+    """A table that is read, and the rows read that were written since a moment."""
 
     def __init__(self, inner: Table, moment: str) -> None:
         super().__init__(inner)
-        self._moment, self._keys = moment[:_SECONDS], set[int]()
-
-    @property
-    def changed(self) -> int:
-        return len(self._keys)
+        self._moment = moment[:_SECONDS]
+        # Hashes of their keys: a row may be read more than once.
+        self.changed = set[int]()
 
     async def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
         """Iterate over the rows; `options` as of `Table.scan`."""
         async with aclosing(self.inner.scan(within, **options)) as pages:  # type: ignore[type-var]
             async for page in pages:
-                # A row may be read more than once.
                 written = (row for row in page.rows if row.get(TIMESTAMP, "")[:_SECONDS] >= self._moment)
-                self._keys.update(hash(key_of(row)) for row in written)
+                self.changed.update(hash_of(json.dumps(key_of(row))) for row in written)
                 yield page

@@ -93,13 +93,13 @@ class _Result:
             asks = " Still required:" if applied.asks else ""
             before = self.declared.migration.shown(str(applied.next_phase))
             lines.append(f"  Stopped before {before}.{asks}")
-            lines += [*_listed(applied.asks), *_stop(applied.stop_s)]
+            lines += [*_listed(applied.asks, shell), *_stop(applied.stop_s)]
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
 
 
-def _listed(asks: Iterable[str]) -> list[str]:
-    return [line for ask in asks for line in wrapped(ask, first="    - ")]
+def _listed(asks: Iterable[str], shell: Shell) -> list[str]:
+    return [line for ask in asks for line in wrapped(shell.typed_here(ask), first="    - ")]
 
 
 def _stop(stop_s: float | None, more: str = "") -> list[str]:
@@ -269,7 +269,7 @@ def _apply_group(
     ]
     asks = {ask: None for result in results.values() if result.applied for ask in result.applied.asks}
     lines = [*judged.lines(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
-    lines += ["  the next gate asks for:", *_listed(asks)] if asks else []
+    lines += ["  the next gate asks for:", *_listed(asks, shell)] if asks else []
     document = {"group": plain(judged), "migrations": [result.as_json() for result in results.values()]}
     return shell.emit(document, "\n".join(lines))
 

@@ -20,6 +20,7 @@ from rekey.backup.manifest import NOT_A_SNAPSHOT
 from rekey.backup.refusals import refusal
 from rekey.backup.restore import Imported, Writes, check_export, import_rows
 from rekey.cli import signals
+from rekey.cli.places import no_such_table
 from rekey.cli.shell import FOLDER, Shell, command, flag
 from rekey.copy.throttle import Throttle, listen, throttle_of
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
@@ -35,7 +36,6 @@ from rekey.runner.run import StopFlag
 from rekey.state.audit import erasures
 from rekey.state.store import State
 from rekey.tables.base import Table, TableService, holding
-from rekey.tables.similar import similar_tables
 from rekey.verify.bucket_digests import FEW
 from rekey.verify.context import RowReads
 
@@ -76,10 +76,7 @@ class Work:
 
     async def missing(self, name: str) -> Exception:
         """Return the error for a table that does not exist."""
-        section, account = self.config.holding(name)
-        similar = await similar_tables(self.tables, name)
-        table = own_name(name)
-        return refusal("no-such-table", table=table, account=account, section=section, similar=similar)
+        return await no_such_table(self.config, self.tables, name)
 
 
 def run(shell: Shell, config: Config, work: Callable[[Work], Coroutine[Any, Any, T]]) -> T:

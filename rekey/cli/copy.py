@@ -8,8 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as replace_in
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,8 @@ class How:
     folder: Path
     # The rows that are copied; None: all.
     part: KeySpace | None
-    replace: bool
+    # Rows of the target whose content differs are overwritten.
+    overwrite: bool
 
 
 @command(
@@ -101,7 +101,7 @@ class How:
     help="Only rows with PartitionKey=TEXT or RowKey=TEXT; TEXT* for all that begin so. May be repeated: all"
     " must hold.",
 )
-@flag("--replace", help="Overwrite rows of the target whose content differs.")
+@flag("--replace", "overwrite", help="Overwrite rows of the target whose content differs.")
 @click.option(
     "--rate", metavar="N", type=click.IntRange(1), help="Read and write at most N rows a second, per account."
 )
@@ -119,7 +119,7 @@ def copy(
     source: str,
     target: str,
     conditions: tuple[str, ...],
-    replace: bool,
+    overwrite: bool,
     rate: int | None,
     folder: Path | None,
     dry_run: bool,
@@ -134,16 +134,16 @@ def copy(
     command continues after an interruption. This copies once: tables that are written meanwhile are moved by
     a migration, and --online writes one: configuration and script in the folder of --state.
     """
-    if online and (conditions or replace or rate or dry_run):
+    if online and (conditions or overwrite or rate or dry_run):
         raise click.UsageError("--online copies nothing: leave out --where, --replace, --rate and --dry-run")
     places = Place.read(source), Place.read(target, may_lack_table=True)
     part = _part(conditions)
     kind = "move" if online else "copy"
-    folder = folder or Path(f"rekey-{kind}-{_digest(places, conditions, replace)}")
+    folder = folder or Path(f"rekey-{kind}-{_digest(places, conditions, overwrite)}")
     config = _configured(folder, *places, online=online)
     if rate is not None:
-        config = replace_in(config, limits=replace_in(config.limits, entities_per_second=rate))
-    how, seen = How(folder, part, replace), _Seen.of_project(shell)
+        config = replace(config, limits=replace(config.limits, entities_per_second=rate))
+    how, seen = How(folder, part, overwrite), _Seen.of_project(shell)
     if online:
         return _to_be_moved(shell, config, folder, seen, places)
 
@@ -192,9 +192,9 @@ def _part(conditions: Iterable[str]) -> KeySpace | None:
     return space_of(AllOf(tuple(parts))) if parts else None
 
 
-def _digest(places: Iterable[Place], conditions: Iterable[str], replaces: bool) -> str:
+def _digest(places: Iterable[Place], conditions: Iterable[str], overwrite: bool) -> str:
     """Return the same for the same copy, so that the same command finds its folder."""
-    parts = [*(place.text for place in places), *sorted(conditions), replaces]
+    parts = [*(place.text for place in places), *sorted(conditions), overwrite]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
@@ -236,7 +236,7 @@ def _configured(folder: Path, source: Place, target: Place, *, online: bool) -> 
     # A variable may hold an endpoint now, and have held a connection string then.
     targets = None if is_one_account else target.account
     restricted = config.restricted if online else source.account
-    return replace_in(config, tables=source.account, targets=targets, restricted=restricted)
+    return replace(config, tables=source.account, targets=targets, restricted=restricted)
 
 
 async def _pairs(on: Work, source: Place, target: Place) -> list[Pair]:
@@ -376,10 +376,10 @@ async def _copied(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any
         await on.tables.create_table(pair.target)
     # Of a command that was cut off while it copied, requests may still be on their way.
     quiet_at = on.quiet_at if journal.is_continued and journal.rest else 0.0
-    if how.replace:
+    if how.overwrite:
         await _until(shell, on, quiet_at)
     with shell.progress().task(f"copy {pair.source}", done=journal.done.rows) as advance:
-        writes = Writes(how.replace, on.config.limits.concurrency, on.throttle, advance, on.stop.check)
+        writes = Writes(how.overwrite, on.config.limits.concurrency, on.throttle, advance, on.stop.check)
         writer = Writer(on.tables.multi_writer_table(pair.target), writes)
         await copy_rows(source, writer, journal, reads=on.reads(lambda _rows: None))
     await _until(shell, on, quiet_at)

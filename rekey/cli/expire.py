@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.naming import check_reason
+from rekey.cli.naming import reason_option
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.core.clock import format_ticks
@@ -24,10 +24,9 @@ from rekey.runner.refusals import refusal
 @SCRIPT
 @click.option("--confirm", metavar="ID", help="The migration's id, typed. Asked for on a terminal.")
 @click.option("--cohort", metavar="MONTH", help="Erase this month (2024-05) only.")
-@click.option(
+@reason_option(
     "--reason",
-    metavar="TEXT",
-    help="Why a month goes before its time; it is recorded. No name, no key: a ticket's number for example.",
+    "Why a month goes before its time; it is recorded. No name, no key: a ticket's number for example.",
 )
 def expire(
     shell: Shell, script: str | None, confirm: str | None, cohort: str | None, reason: str | None
@@ -53,8 +52,6 @@ def expire(
         # A single month needs no id: its name is not typed by mistake.
         if confirm != declared.script_id:
             raise click.UsageError("the migration's id was typed differently; nothing was erased")
-    if reason is not None:
-        check_reason(reason)
     with open_session(shell, project) as session:
         done = expiry.expire(session, declared.script_id, cohort, reason or "")
     document, text = {"script_id": declared.script_id, **done.as_json()}, _summary(declared.script_id, done)

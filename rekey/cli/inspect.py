@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import click
 
+from rekey.cli.places import no_such_table
 from rekey.cli.shell import Shell, command, flag
-from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.errors import ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table
 from rekey.inspect.render import inspection_text
@@ -16,8 +17,6 @@ from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import facts_of_profile
 from rekey.plan.render import advice_lines
 from rekey.project.config import load_config
-from rekey.runner.refusals import refusal
-from rekey.tables.similar import similar_tables
 
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
@@ -51,16 +50,12 @@ def inspected(
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config.path)
-    section, account = config.holding(table)
+    config.holding(table)
     async with shell.connect(config) as accounts:
         try:
             inspection, profile = await inspect_table(
                 accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
-            similar = await similar_tables(accounts.tables, table)
-            name = own_name(table)
-            raise refusal(
-                "no-such-table", table=name, account=account, section=section, similar=similar
-            ) from None
+            raise await no_such_table(config, accounts.tables, table) from None
     return inspection, facts_of_profile(profile, inspection.inventory)

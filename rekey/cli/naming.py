@@ -106,6 +106,17 @@ def naming(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_named
 
 
+def reason_option(name: str, text: str) -> Callable[[Any], Any]:
+    """Return the option for a reason that holds no key; `text`: its help."""
+    return click.option(name, metavar="TEXT", callback=_checked_reason, help=text)
+
+
+def _checked_reason(_context: click.Context, parameter: click.Parameter, reason: str | None) -> str | None:
+    if reason is not None:
+        check_reason(reason, option=parameter.opts[0])
+    return reason
+
+
 def check_reason(reason: str, keys: Sequence[EntityKey] = (), option: str = "--reason") -> None:
     """Refuse a reason (it is recorded) that is empty, or holds an address or a part of a key:
     click.UsageError."""

@@ -1,4 +1,5 @@
-"""The places of tables as `rekey copy` takes them: ACCOUNT/TABLE."""
+"""The places of tables as `rekey copy` takes them: ACCOUNT/TABLE; and the error for a table that is
+not there."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from urllib.parse import urlsplit
 import click
 
 from rekey.backup.refusals import refusal
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.project.config import Account
+from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
+from rekey.errors import RekeyError
+from rekey.project.config import Account, Config
 from rekey.project.connection_string import ConnectionString
+from rekey.tables.base import TableService
+from rekey.tables.similar import similar_tables
 
 _PLACE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:/([^/]*))?")
 _HOW = "write ACCOUNT/TABLE, where ACCOUNT is an environment variable or https://NAME.table.core.windows.net"
@@ -88,3 +92,10 @@ class Place:
         if endpoint.table:
             raise refusal("no-account-in-variable", variable=variable)
         return cls(text, endpoint.endpoint, table, variable)
+
+
+async def no_such_table(config: Config, tables: TableService, name: str) -> RekeyError:
+    """Return (do not raise) the error for a table of a configuration that does not exist."""
+    section, account = config.holding(name)
+    similar = await similar_tables(tables, name)
+    return refusal("no-such-table", table=own_name(name), account=account, section=section, similar=similar)

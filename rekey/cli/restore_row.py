@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from rekey.cli.naming import check_reason
+from rekey.cli.naming import reason_option
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.errors import ExitCode
@@ -17,15 +17,13 @@ from rekey.runner.restore import restore
 @command("restore-row", example='rekey restore-row 3m9k2v7c0q1x 0001 --reason "ticket 4711"')
 @click.argument("row_id", metavar="ID")
 @SCRIPT
-@click.option("--reason", metavar="TEXT", help="Why; it is recorded. No name, no key.")
+@reason_option("--reason", "Why; it is recorded. No name, no key.")
 def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | None) -> ExitCode:
     """Bring a row of a target back that a repair removed.
 
     ID is the row's safe id, as the report of the repair names it. Removed rows are kept for [gates]
     retention. Refused when the id is not known, when its time is over, or when a row stands at its key.
     """
-    if reason is not None:
-        check_reason(reason)
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.DUAL_WRITE in applied)
     with open_session(shell, project) as session:

@@ -10,7 +10,7 @@ import click
 
 from rekey.backup.folder import JOURNAL, MANIFEST, Export
 from rekey.cli.backup import opened
-from rekey.cli.naming import check_reason
+from rekey.cli.naming import reason_option
 from rekey.cli.project import Project, open_project, open_session
 from rekey.cli.shell import FOLDER, SCRIPT, Shell, command
 from rekey.declaration.migration import Declared
@@ -59,18 +59,14 @@ def _opened(project: Project, declared: Declared, folder: Path) -> Export:
 @command("retire", cls=_Retire, example="rekey retire 0001 --table Users --backup users.export")
 @SCRIPT
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
-@click.option(
-    "--reason",
-    metavar="TEXT",
-    help="Why the target holds fewer rows than the source; recorded. No name, no key.",
-)
+@reason_option("--reason", "Why the target holds fewer rows than the source; recorded. No name, no key.")
 @click.option(
     "--backup",
     metavar="FOLDER",
     type=FOLDER,
     help="An export of the source: every row that is deleted must be in it as it is now.",
 )
-@click.option("--no-backup", metavar="TEXT", help="Why none is needed; recorded. No name, no key.")
+@reason_option("--no-backup", "Why none is needed; recorded. No name, no key.")
 def retire(
     shell: Shell,
     script: str | None,
@@ -87,9 +83,6 @@ def retire(
     after the freeze is never deleted. Where the target holds fewer rows than the source, this asks for
     --reason.
     """
-    for option, text in (("--reason", reason), ("--no-backup", no_backup)):
-        if text is not None:
-            check_reason(text, option=option)
     if backup is not None and no_backup is not None:
         raise click.UsageError("--backup and --no-backup contradict each other")
     project = open_project(shell)

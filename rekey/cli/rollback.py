@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.naming import check_reason
+from rekey.cli.naming import reason_option
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import GROUP, SCRIPT, PhaseChoice, Shell, command, flag
 from rekey.core.plain import plain
@@ -32,10 +32,8 @@ from rekey.status.tell import verdict_lines
 @flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
 @flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
 @flag("--writers-stopped", help='You confirm that no application writes (capture "delta", from cutover).')
-@click.option(
-    "--reason",
-    metavar="TEXT",
-    help="Why rows may go that are not on the side which is kept; recorded. No name, no key.",
+@reason_option(
+    "--reason", "Why rows may go that are not on the side which is kept; recorded. No name, no key."
 )
 @GROUP
 def rollback(
@@ -55,8 +53,6 @@ def rollback(
     for seconds. After `complete` there is no way back. Targets are dropped only if the source has a row for
     each of theirs.
     """
-    if reason is not None:
-        check_reason(reason)
     if drop_targets and keep_targets:
         raise click.UsageError("--drop-targets and --keep-targets contradict each other")
     if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):

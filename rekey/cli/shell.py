@@ -24,7 +24,7 @@ from rekey.cli import signals
 from rekey.core import logs
 from rekey.errors import ExitCode, visible
 from rekey.phases import FOLLOWING, Phase
-from rekey.present.text import WIDTH
+from rekey.present.text import WIDTH, typed
 from rekey.project.refusals import refusal
 
 if TYPE_CHECKING:
@@ -228,9 +228,8 @@ class Shell:
         return f"rekey {words}{text}"
 
     def typed_here(self, text: str) -> str:
-        """Return a text with its quoted command lines as `command` makes them. `init` makes a project,
-        whichever `--config` names."""
-        return re.sub("`rekey (?!init)([^`]+)`", lambda match: f"`{self.command(match[1])}`", text)
+        """Return a text with its quoted command lines as `command` makes them."""
+        return typed(text, self.command)
 
 
 class Edge:

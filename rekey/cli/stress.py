@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
+from rekey.cli.places import no_such_table
 from rekey.cli.project import open_project
 from rekey.cli.shell import HTML, Shell, command, file_option, flag
-from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.migration import Migration
 from rekey.doctor.observed import AccountSeen, ServiceKind
 from rekey.errors import ExitCode, Locked, RekeyError, TableMissing
@@ -29,7 +30,6 @@ from rekey.stress.run import Bounds, Notes, StressTest
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import Spread
 from rekey.tables.base import TableService
-from rekey.tables.similar import similar_tables
 
 _DEFAULT = Bounds()
 _BATCH, _MOST_BATCH = 10, 100
@@ -184,11 +184,7 @@ async def _spreads(
     try:
         spreads, refused = await spread_of_rows(table, migration, exact=exact, progress=progress)
     except TableMissing:
-        section, account = config.holding(source)
-        name, similar = own_name(source), await similar_tables(tables, source)
-        raise refusal(
-            "no-such-table", table=name, account=account, section=section, similar=similar
-        ) from None
+        raise await no_such_table(config, tables, source) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
         raise refusal("no-distribution", table=source)

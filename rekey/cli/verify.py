@@ -7,7 +7,7 @@ import secrets
 
 import click
 
-from rekey.cli.naming import check_reason, record_look_up, shown_rows
+from rekey.cli.naming import check_reason, reason_option, record_look_up, shown_rows
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import EXECUTOR, SCRIPT, Shell, command, flag
 from rekey.errors import ExitCode
@@ -47,11 +47,7 @@ SAMPLE_ROWS = 3000
     help="Draw the sample that an earlier report names by this seed, even if it takes more requests.",
 )
 @flag("--show-keys", help="Show the keys of rows that differ; recorded, like a look-up, with --reason.")
-@click.option(
-    "--reason",
-    metavar="TEXT",
-    help="Why keys are shown, or a repair may delete all rows; recorded. No name, no key.",
-)
+@reason_option("--reason", "Why keys are shown, or a repair may delete all rows; recorded. No name, no key.")
 @EXECUTOR
 def verify(
     shell: Shell,
@@ -75,8 +71,6 @@ def verify(
         raise click.UsageError("--show-keys and --reason go together: that keys are shown is recorded")
     if show_keys and mode == "count":
         raise click.UsageError("--show-keys goes with --mode full or sample: a count looks at no single row")
-    if reason is not None:
-        check_reason(reason)
     if executor and mode != "full":
         raise click.UsageError("--executor goes with --mode full: only that has workers")
     if mode != "sample" and (seed is not None or rows is not None):

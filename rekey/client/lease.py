@@ -30,7 +30,7 @@ from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
-from rekey.protocol.control import BegunPart, ControlRow, ControlStore
+from rekey.protocol.control import ControlRow, ControlStore, PartOfSource
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.registry import ClientRow, Registry
@@ -59,6 +59,8 @@ class Permit:
     number: int = field(default=0, compare=False)
     # Whether clients maintain index tables after `complete`.
     maintained: bool = False
+    # In a freeze, the phase before it.
+    came_from: ControlPhase | None = field(default=None, compare=False)
     # Until when requests may be sent for it, by the client's clock.
     sends_until: float = field(default=float("-inf"), compare=False)
     # By when its work must have taken effect.
@@ -152,7 +154,7 @@ class ClientLease:
         self._view = Permit(None, 0, copied=False)
         self._acknowledged = self._view
         self._reading = Reading(None)
-        self._unknown: tuple[BegunPart, ...] = ()
+        self._unknown: tuple[PartOfSource, ...] = ()
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -240,12 +242,17 @@ class ClientLease:
         if refusal is not None:
             raise refusal.error()
 
+    @property
+    def has_same_declaration(self) -> bool:
+        """Whether the client's declaration is the migration's. False also while there is no control row."""
+        return self.control is not None and self.control.digest == self.facts.digest
+
     def require_same_part(self) -> None:
         """Raise WritesRefused unless the client's declaration, which says which rows are migrated, is the
         migration's. Called before a row outside the part is written or read."""
         control = self.control
         has_begun = control is not None and control.phase is not ControlPhase.SOURCE
-        if control is not None and has_begun and control.digest != self.facts.digest:
+        if has_begun and not self.has_same_declaration:
             raise digest_moved(self.facts).error()
 
     def in_time(self, permit: Permit) -> bool:
@@ -410,8 +417,8 @@ class ClientLease:
             if self.facts.part_of:
                 # After the beat as well: a part that is not among these begins after this client registered,
                 # and finds it.
-                read, begun = await side_by_side([self.store.read(), self.store.begun_parts()])
-                self._unknown = unknown_parts(begun, self.facts)
+                read, parts = await side_by_side([self.store.read(), self.store.parts()])
+                self._unknown = unknown_parts(parts, self.facts)
                 self._take(read)
             else:
                 self._take(await self.store.read())
@@ -430,7 +437,9 @@ class ClientLease:
         then = Permit(None, 0, copied=False)
         if control is not None:
             then = Permit(
-                control.phase, control.epoch, control.copied, control.run_id, maintained=control.maintained
+                *(control.phase, control.epoch, control.copied, control.run_id),
+                maintained=control.maintained,
+                came_from=control.came_from,
             )
         moved = (then.run_id, then.epoch) != (before.run_id, before.epoch)
         self._view = replace(then, number=before.number + 1 if moved else before.number)

@@ -9,7 +9,7 @@ from rekey.core.endpoints import are_other_accounts
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
-from rekey.protocol.control import BegunPart, ControlRow
+from rekey.protocol.control import ControlRow, PartOfSource
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -214,18 +214,18 @@ def digest_moved(facts: ClientFacts) -> Refusal:
 _STALE = frozenset({ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED})
 
 
-def unknown_parts(begun: Iterable[BegunPart], facts: ClientFacts) -> tuple[BegunPart, ...]:
-    """Return the migrations of parts of the client's source that the client does not follow."""
+def unknown_parts(parts: Iterable[PartOfSource], facts: ClientFacts) -> tuple[PartOfSource, ...]:
+    """Return the migrations of parts of the client's source that have begun, and that it does not follow."""
     return tuple(
         part
-        for part in begun
-        if part.source.lower() == facts.part_of.lower()
+        for part in parts
+        if part.has_begun
+        and part.is_of(facts.part_of, facts.tables_endpoint)
         and part.script_id not in facts.parts
-        and not are_other_accounts(part.tables_endpoint, facts.tables_endpoint)
     )
 
 
-def unknown_part(unknown: Iterable[BegunPart], facts: ClientFacts, *, reads: bool) -> Refusal | None:
+def unknown_part(unknown: Iterable[PartOfSource], facts: ClientFacts, *, reads: bool) -> Refusal | None:
     """Return why rows outside the client's parts are not written, or read (`reads`): they may be rows of
     another migration that has begun. None: there is no such migration."""
     names = sorted(part.script_id for part in unknown if not reads or part.phase in _STALE)

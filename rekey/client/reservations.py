@@ -100,9 +100,11 @@ class Reservations:
 
     async def _claim_early(self, draft: Draft, target: TargetKey, seen: Owner | None) -> Owner | None:
         """Try to claim a target key, on the condition of its claim as last `seen`; reserve it if another
-        source key can have it. None when the claim is another one."""
+        source key can have it. None when the claim is another one, or reserved for another source key."""
         shared = target.table in self._shared
         before = None if seen is None else seen.reserved
+        if before is not None and before.key != draft.old_key:
+            return None  # a row of that key may exist, also where the claim still names ours
         reserved = self.reservation(draft.request, draft.old_key, before) if shared else None
         claimed = await self._mapping.take(draft.old_key, target, seen, reserved)
         if claimed is not None and shared:

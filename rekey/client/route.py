@@ -13,7 +13,7 @@ from rekey.client.dropped import write_dropped
 from rekey.client.finish import Finisher
 from rekey.client.flow import Flow
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, requests_of
-from rekey.client.lease import Permit
+from rekey.client.lease import ClientLease, Permit
 from rekey.client.parts import WIDTH, Acknowledge, ClientParts, announce
 from rekey.client.replicas import follow
 from rekey.client.secondary import WithSecondary, confirmed
@@ -155,6 +155,7 @@ class Writer:
             client.permits.require_same_part()
             with while_allowed(partial(client.permits.check, permit)):
                 etags = await self._plain(operations, deadline)
+            await confirm_unfollowed(client.permits, permit, client.table.name)
         client.counters.writes += len(operations)
         return etags
 
@@ -172,6 +173,8 @@ class Writer:
             now = await client.permits.reread()
             if now.run_id != client.run_id:
                 raise OtherRun
+            if not permit.is_followed:
+                client.permits.require_known_parts()
             if now.is_followed:
                 keys, side = [operation.key for operation in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):
@@ -317,6 +320,20 @@ class Writer:
             flow.end()
             self.finisher.finish(flow)
         return flow.etags()
+
+
+async def confirm_unfollowed(lease: ClientLease, permit: Permit, table: str) -> None:
+    """Return when rows written under a permit, which the migration of the lease does not follow, may be
+    reported as written. Raises Ambiguous: that took longer than the permit allows, and they may be of a part
+    that has begun meanwhile."""
+    if lease.in_time(permit):
+        return
+    try:
+        await lease.reread()
+        lease.require_known_parts()
+        lease.require_same_part()
+    except RekeyError:
+        raise took_too_long(table, sent=True) from None
 
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:

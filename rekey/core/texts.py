@@ -21,8 +21,9 @@ def table(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text("utf-8"))
 
 
+@cache
 def catalogue(path: Path) -> Catalogue:
-    """Read a catalogue of the package."""
+    """Return a catalogue of the package; its file is read once."""
     return {
         # Files may break lines anywhere.
         code: {part: " ".join(text.split()) for part, text in texts.items()}
@@ -68,11 +69,10 @@ class Errors(Protocol):
 
 def errors_of(path: Path) -> Errors:
     """Return the function that makes the errors of a catalogue file."""
-    # Read on the first error, so that a command that succeeds does not pay for it.
-    texts = cache(lambda: catalogue(path))
 
     def error(code: str, **values: object) -> errors.RekeyError:
-        entry = texts()[code]
+        # Read on the first error, so that a command that succeeds does not pay for it.
+        entry = catalogue(path)[code]
         parts = [part for part in ("what", "kept", "hint") if part in entry or part in values]
         message = dict(zip(parts, filled(entry, values, *parts), strict=True))
         error_class: type[errors.RekeyError] = getattr(errors, entry["error"])

@@ -6,17 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rekey.declaration.keys.base import Concat, Expression, InvalidDeclaration, Join, Literal, Prop
+from rekey.declaration.keys.base import Concat, Expression, InvalidDeclaration, Join, Literal, Prop, invalid
 from rekey.declaration.keys.escape import Custom
 from rekey.declaration.keys.hashes import Bucket, Opaque
 from rekey.declaration.keys.text import ZeroPad
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey
 
 _KEYS = (PARTITION_KEY, ROW_KEY)
-_CURE = (
-    "write the old keys whole into the new ones, with constants, keys.bucket(…) and keys.zero_pad(…) beside"
-    ' them, and at most one text of unknown length in each; or take mapping="none" out'
-)
 
 
 @dataclass(frozen=True)
@@ -108,4 +104,4 @@ def _joined(parts: Sequence[Expression], between: int, where: str) -> Iterator[_
 
 
 def _unproven(where: str, problem: str) -> InvalidDeclaration:
-    return InvalidDeclaration(where, f'mapping="none" needs keys that can be inverted: {problem}', cure=_CURE)
+    return invalid(where, "not-inverted", reason=problem)

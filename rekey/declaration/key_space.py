@@ -26,13 +26,11 @@ def key_space_of(where: object) -> KeySpace:
     """Return the keys of the rows that meet a condition. Raises InvalidDeclaration."""
     condition = need_condition("where", where)
     read = sorted(condition.inputs() - _KEYS)
-    problem = f"it reads {', '.join(read)}: a row would move in and out of the part when it is updated"
-    cure = "name the part by keys alone, rows.partition_key(…) and rows.row_key(…); for properties use kinds="
-    refuse_if(read, "where", problem, cure=cure)
+    refuse_if(read, "where", "part-of-properties", read=", ".join(read))
     texts = _texts(condition, PARTITION_KEY)
-    refuse_if(texts.is_exact and texts.intervals == _ALL, "where", "every row meets it", cure="leave it out")
+    refuse_if(texts.is_exact and texts.intervals == _ALL, "where", "part-is-all")
     key_space = space_of(condition)
-    refuse_if(not key_space.ranges, "where", "no key meets it", cure="correct it: its conditions contradict")
+    refuse_if(not key_space.ranges, "where", "part-is-none")
     return key_space
 
 
@@ -48,10 +46,8 @@ def filled_keys(fills: Sequence[tuple[Target | Index, Condition]]) -> Condition:
     conditions = []
     for filled, condition in fills:
         partition = _result(filled.partition_key, PARTITION_KEY, condition)
-        problem = "the PartitionKeys begin with no constant text that tells its rows from those of others"
-        cure = 'begin them with text of their own, keys.literal("DE_") + …, or leave shared= out'
         is_any = _texts(partition, PARTITION_KEY).intervals == _ALL
-        refuse_if(is_any, f"{filled.where}.shared", problem, cure=cure)
+        refuse_if(is_any, f"{filled.where}.shared", "shared-without-text")
         conditions.append(AllOf((partition, _result(filled.row_key, ROW_KEY, condition))))
     return AnyOf(tuple(conditions))
 

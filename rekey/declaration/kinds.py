@@ -62,8 +62,7 @@ class RowKind:
 
     def __post_init__(self) -> None:
         is_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
-        cure = 'write RowKind("user", when=…): letters, digits, _ and -'
-        refuse_if(not is_name, "kinds", f"{self.name!r} is no name of a kind", cure=cure)
+        refuse_if(not is_name, "kinds", "kind-name", name=self.name)
         need_condition(f"{self.where}.when", self.when)
         need(f"{self.where}.target", self.target, Target, "is not a Target", cure="write target=Target(…)")
         indexes = need_list(f"{self.where}.indexes", self.indexes, Index, "indexes", cure="write [Index(…)]")
@@ -200,12 +199,10 @@ def target_of(kinds: tuple[RowKind, ...]) -> Target:
     seen: dict[str, RowKind] = {}
     first = kinds[0].target
     for number, kind in enumerate(kinds):
-        cure = "give each kind a name of its own"
-        refuse_if(kind.name.lower() in seen, "kinds", f"two kinds are called {kind.name}", cure=cure)
+        refuse_if(kind.name.lower() in seen, "kinds", "kind-twice", name=kind.name)
         seen[kind.name.lower()] = kind
-        cure = f"write shared={first.shared} here too, or in none of them"
         differs = kind.target.shared != first.shared
-        refuse_if(differs, f"{kind.where}.target.shared", f"{kinds[0].name} says otherwise", cure=cure)
+        refuse_if(differs, f"{kind.where}.target.shared", "kinds-share", first=kinds[0])
         for earlier in kinds[:number]:
             _check_pair(kind, earlier)
     tables = tuple(dict.fromkeys(kind.target.table for kind in kinds))
@@ -233,34 +230,19 @@ def _check_tables(kinds: Sequence[RowKind]) -> None:
     for kind in kinds:
         where, table = f"{kind.where}.target.table", kind.target.table
         before = spelled.setdefault(table.lower(), table)
-        problem = f"{table} is the same table as {before}"
-        refuse_if(before != table, where, problem, cure=f"spell it {before}, or give it another name")
+        refuse_if(before != table, where, "table-respelled", table=table, before=before)
         other = is_in_target_account(table) != is_in_target_account(first.table)
-        problem = f"{table} is in another account than {first.table}"
-        refuse_if(other, where, problem, cure="let all tables be in one account, with @targets or without")
-        problem = "a shared table beside tables of other kinds"
-        cure = "leave shared= out, or let all kinds fill one table"
-        refuse_if(kind.target.shared, f"{kind.where}.target.shared", problem, cure=cure)
-        problem = "index tables of a kind whose rows are in a table of their own"
-        cure = "leave the indexes out, or let all kinds fill one table"
-        refuse_if(kind.indexes, f"{kind.where}.indexes", problem, cure=cure)
+        refuse_if(other, where, "kinds-accounts", table=table, first=first.table)
+        refuse_if(kind.target.shared, f"{kind.where}.target.shared", "kinds-shared-table")
+        refuse_if(kind.indexes, f"{kind.where}.indexes", "kinds-index-tables")
 
 
 def _check_pair(kind: RowKind, earlier: RowKind) -> None:
-    problem = f"no row is of this kind: {earlier.name} takes them all"
-    hidden = kind.is_hidden_by(earlier)
-    refuse_if(hidden, f"{kind.where}.when", problem, cure=f"write it before {earlier.name}, or leave it out")
-    problem = f"a row of the new table cannot be told from one of {earlier.name}"
-    cure = (
-        "begin the PartitionKeys or RowKeys of both with text that differs, keys.literal(…) + …, or give both"
-        ' a constant that differs, props.set("Kind", …), or each a table of its own'
-    )
+    refuse_if(kind.is_hidden_by(earlier), f"{kind.where}.when", "kind-hidden", earlier=earlier.name)
     is_apart = kind.target.table != earlier.target.table or kind.is_apart_from(earlier)
-    refuse_if(not is_apart, f"{kind.where}.target", problem, cure=cure)
+    refuse_if(not is_apart, f"{kind.where}.target", "kinds-not-apart", earlier=earlier.name)
     timed, before = (each.target.property_mapping.from_timestamp for each in (kind, earlier))
-    problem = f"it copies Timestamp to other properties than {earlier.name}"
-    cure = "copy Timestamp to the same properties in all kinds, or in none"
-    refuse_if(timed != before, f"{kind.where}.target.properties", problem, cure=cure)
+    refuse_if(timed != before, f"{kind.where}.target.properties", "kinds-timestamps", earlier=earlier.name)
 
 
 def kind_numbers(kinds: Sequence[RowKind]) -> Callable[[Row], int | None]:
@@ -306,14 +288,12 @@ def checked_otherwise(otherwise: Any, kinds: Sequence[RowKind]) -> Otherwise:
     checked: Otherwise = (
         LEAVE if otherwise == LEAVE else need("otherwise", otherwise, Drop, problem, cure=cure)
     )
-    refuse_if(not kinds, "otherwise", "there are no kinds that a row could not be of", cure="leave it out")
+    refuse_if(not kinds, "otherwise", "otherwise-without-kinds")
     for kind in kinds:
         takes_all = "" in kind.when.excluded_prefixes(PARTITION_KEY)
-        refuse_if(takes_all, "otherwise", f"no row is left: {kind.name} takes them all", cure="leave it out")
-        read = sorted(kind.when.inputs() - {PARTITION_KEY, ROW_KEY})
-        problem = f"{kind.name} reads {', '.join(read)}: an update would move a row between both tables"
-        cure = "let keys alone say which rows are left, or give them up: rows.drop(reason=…)"
-        refuse_if(checked == LEAVE and read, "otherwise", problem, cure=cure)
+        refuse_if(takes_all, "otherwise", "no-row-left", name=kind.name)
+        read = ", ".join(sorted(kind.when.inputs() - {PARTITION_KEY, ROW_KEY}))
+        refuse_if(checked == LEAVE and read, "otherwise", "left-by-properties", kind=kind, read=read)
     return checked
 
 

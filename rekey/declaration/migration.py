@@ -21,8 +21,8 @@ from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.key_space import filled_keys, key_space_of, space_of
 from rekey.declaration.keys.base import (
     Expression,
-    InvalidDeclaration,
     constant_prefix,
+    invalid,
     need,
     need_list,
     refuse_if,
@@ -117,11 +117,9 @@ class Migration:
             seals = any(_opaques(self.key_expressions()))
             object.__setattr__(self, "mapping", "sealed" if seals else "plain")
         _check_choice("mapping", self.mapping, MAPPINGS)
-        is_bool = isinstance(self.reverse, bool)
-        refuse_if(not is_bool, "reverse", "not True or False", cure="write reverse=True or False")
+        refuse_if(not isinstance(self.reverse, bool), "reverse", "reverse-no-bool")
         is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
-        cure = 'write group="billing": letters, digits, _ and -'
-        refuse_if(not is_name, "group", "it is not a name of at most 120 characters", cure=cure)
+        refuse_if(not is_name, "group", "group-name")
         self._set_otherwise()
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
@@ -137,13 +135,10 @@ class Migration:
     def _set_kinds(self) -> None:
         """Make the one target and the indexes of all kinds, if there are any."""
         if isinstance(self.kinds, Sequence) and not self.kinds:
-            cure = "write target=Target(…), or kinds=[RowKind(…), …] for rows of several kinds"
-            refuse_if(self.target is None, "target", "there is none", cure=cure)
+            refuse_if(self.target is None, "target", "no-target")
             return
         kinds = checked_kinds(self.kinds)
-        both = any((self.target, self.indexes))
-        cure = "give each kind its own target and indexes"
-        refuse_if(both, "target", "target= and indexes= beside kinds=", cure=cure)
+        refuse_if(any((self.target, self.indexes)), "target", "kinds-and-target")
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "target", target_of(kinds))
         object.__setattr__(self, "indexes", tuple(index for kind in kinds for index in kind.indexes))
@@ -299,10 +294,8 @@ class Migration:
         InvalidDeclaration: they cannot be inverted, as far as it proves."""
         if self.mapping != "none":
             return None
-        cure = 'take mapping="none" out'
-        problem = "its rows have keys of their own, which the mapping has to list"
-        refuse_if(self.indexes, "mapping", f"there are indexes: {problem}", cure=cure)
-        refuse_if(self.kinds, "mapping", "there are kinds, and a row's kind is not in its key", cure=cure)
+        refuse_if(self.indexes, "mapping", "inverse-with-indexes")
+        refuse_if(self.kinds, "mapping", "inverse-with-kinds")
         return KeyInverse(self.target.partition_key, self.target.row_key, self.target.where)
 
     @property
@@ -387,8 +380,7 @@ class Migration:
                 cure = f"spell it {self.target.table} if its rows are to be secondary rows of that table"
             elif earlier is not None and earlier != "source":
                 cure = "give it a new name, or spell both alike if their rows are to share that table"
-            problem = f"{table} is also the {earlier} (table names are the same whatever their case)"
-            refuse_if(earlier, place, problem, cure=cure)
+            refuse_if(earlier, place, "table-twice", table=table, earlier=earlier, cure=cure)
             seen[table.lower()] = place
 
     def _check_shared_tables(self) -> None:
@@ -404,21 +396,12 @@ class Migration:
                     problem = f"{prefix!r} and {other!r} do not tell them apart"
                     if not (prefix and other):
                         problem = f"of {where if other else kinds[0][0]} they begin with no constant text"
-                    must = f"the RowKeys of rows that share {self.target.table} must say which kind they are"
-                    own = 'begin each with constant text of its own, keys.literal("AGE:") + …'
-                    cure = f"{own}, or give the index a table of its own"
-                    raise InvalidDeclaration(f"{where}.row_key", f"{must}, and {problem}", cure=cure)
+                    raise invalid(f"{where}.row_key", "main-rows-alike", table=self.target.table, why=problem)
         shared = [number for number in self.beginnings if number not in self.secondary]
         for first, second in combinations(shared, 2):
             table = self.tables[first]
             if table == self.tables[second] and not _apart(self.beginnings[first], self.beginnings[second]):
-                must = f"the keys of rows that share {table} must say which kind they are"
-                problem = "no constant text at their beginnings tells them apart"
-                own = 'begin PartitionKey or RowKey of each with text of its own, keys.literal("EMAIL:") + …'
-                cure = f"{own}, or give each index a table of its own"
-                raise InvalidDeclaration(
-                    f"{self.filled[second].where}.row_key", f"{must}, and {problem}", cure=cure
-                )
+                raise invalid(f"{self.filled[second].where}.row_key", "index-rows-alike", table=table)
 
     def _check_reversible(self) -> None:
         for where, target in targets_in(self.target):
@@ -427,24 +410,15 @@ class Migration:
             )
             for key, holder in holders:
                 row = "a target row" if where == target.where else f"a row of {where}"
-                lost = f"the old {key} cannot be found again from {row}, so it could not be rolled back"
-                cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
-                refuse_if(holder is None and self.inverse is None, "reverse", lost, cure=cure)
+                refuse_if(holder is None, "reverse", "old-key-lost", key=key, row=row)
             for cast in target.property_mapping.casts.values():
-                lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
-                cure = "add was= to the cast, or say reverse=False"
-                refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+                refuse_if(cast.inverse() is None, "reverse", "cast-without-inverse", cast=cast.describe())
             target.property_mapping.old_references  # noqa: B018 - raises
             keys = target.partition_key, target.row_key
             for computed, name in target.property_mapping.unrecoverable(keys):
-                lost = f"a target row has no {name}, and {computed.name} can be the same for another {name}"
-                problem = f"{lost}, so a rollback could keep an outdated one"
-                cure = f"leave {name} in the row, or carry it under another name; or say reverse=False"
-                raise InvalidDeclaration("reverse", problem, cure=cure)
-        moves = "the key is made of Timestamp, which changes when a row is written back"
-        cure = "make the key of a property of the row, or say reverse=False"
+                raise invalid("reverse", "input-lost", name=name, computed=computed.name)
         for where, expression in self.key_expressions():
-            refuse_if(TIMESTAMP in expression.inputs(), where, moves, cure=cure)
+            refuse_if(TIMESTAMP in expression.inputs(), where, "key-of-timestamp")
 
 
 @dataclass(frozen=True)
@@ -530,11 +504,10 @@ def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> d
         InvalidDeclaration: no table is named, one is named twice, or a migration has another source.
     """
     names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
-    refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
+    refuse_if(not names, MANY, "no-table-named", cure=_NAME_THEM)
     migrations = _for_each(names, make)
     for name, migration in migrations.items():
-        problem = f"the migration for {name} has the source {migration.source}"
-        refuse_if(migration.source != name, MANY, problem, cure="write source=name in it")
+        refuse_if(migration.source != name, MANY, "other-source", name=name, source=migration.source)
     return migrations
 
 
@@ -551,21 +524,19 @@ def for_each_part(parts: Sequence[str], make: Callable[[str], Migration]) -> dic
     """
     cure = 'name the parts, ["202401", "202402"]: letters and digits'
     names = need_list(MANY, parts, str, "names of parts", cure=cure)
-    refuse_if(not names, MANY, "no part is named", cure=cure)
+    refuse_if(not names, MANY, "no-part-named", cure=cure)
     for name in names:
-        refuse_if(not _PART.fullmatch(name), MANY, f"{name!r} is no name of a part", cure=cure)
+        refuse_if(not _PART.fullmatch(name), MANY, "part-name", name=name, cure=cure)
     migrations = _for_each(names, make)
     for name, migration in migrations.items():
-        cure = "write where=rows.partition_key(…) in it"
-        refuse_if(migration.where is None, MANY, f"the migration for {name} is of the whole table", cure=cure)
+        refuse_if(migration.where is None, MANY, "whole-table", name=name)
     return migrations
 
 
 def _for_each(names: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
     migrations: dict[str, Migration] = {}
     for name in names:
-        twice = name.lower() in map(str.lower, migrations)
-        refuse_if(twice, MANY, f"{name} is named twice", cure="name each once")
+        refuse_if(name.lower() in map(str.lower, migrations), MANY, "named-twice", name=name)
         cure = "let the function return Migration(…)"
         migrations[name] = need(MANY, make(name), Migration, "is no Migration", cure=cure)
     return migrations
@@ -583,4 +554,4 @@ def _opaques(expressions: Iterable[tuple[str, Expression]]) -> Iterator[Opaque]:
 
 def _check_choice(where: str, value: object, choices: tuple[str, ...]) -> None:
     cure = " or ".join(f'{where}="{choice}"' for choice in choices)
-    refuse_if(value not in choices, where, f"{value!r} is not known", cure=f"write {cure}")
+    refuse_if(value not in choices, where, "choice-not-known", value=value, choices=cure)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from rekey.core.edm import STRING, canonical, edm_type
 from rekey.core.joint import is_joint, prefix_of
 from rekey.core.limits import check_key
-from rekey.declaration.keys.base import Evaluator, Expression, InvalidDeclaration, Scope, refuse_if
+from rekey.declaration.keys.base import Evaluator, Expression, Scope, invalid, refuse_if
 from rekey.declaration.props import Compute
 from rekey.declaration.references import Reference
 from rekey.errors import RowRefused
@@ -22,7 +22,6 @@ OldValues: TypeAlias = Mapping[str, str]
 NOTHING_LOOKED_UP: OldValues = {}
 
 _COLUMNS = (PARTITION_KEY, ROW_KEY)
-_KEEP_OR_STAY = "write keep_old=True, or say reverse=False"
 
 
 class ReferredKey(NamedTuple):
@@ -124,28 +123,19 @@ def old_reference_of(
     if reference is None:
         raise ValueError("it is no reference")
     field = f"props.reference({operation.name})(keep_old)"
-    problem = f"{operation.name} can be the same for another {name}, so the one that a row had is not known"
-    refuse_if(not operation.of.distinguishes(name), field, problem, cure=_KEEP_OR_STAY)
+    refuse_if(not operation.of.distinguishes(name), field, "reference-not-unique", computed=operation)
     columns: dict[str, str | Expression] = {}
     for key in _COLUMNS:
         holder = operation.name if key == reference.column else _holder(reference, key, computed)
         if holder is not None:
-            refuse_if(holder in casts, field, f"{holder} is cast", cure="leave the cast out")
+            refuse_if(holder in casts, field, "holder-cast", holder=holder)
             columns[key] = holder
             continue
         expression = reference.new_key.get(key)
         if expression is None:
-            problem = (
-                f"the new {key} of {reference.via} is made of the old PartitionKey, which is not declared"
-            )
-            cure = 'say where that is: partition="PartitionKey", or the property that holds it'
-            raise InvalidDeclaration(field, problem, cure=cure)
-        unread = sorted(each for each in expression.inputs() if each == name or not can_read(each))
-        problem = (
-            f"the new {key} of {reference.via} is made of {', '.join(unread)}, which the new row does not say"
-        )
-        cure = f'write props.reference("{name}", …) for it as well, with to_partition=True; or keep_old=True'
-        refuse_if(unread, field, problem, cure=cure)
+            raise invalid(field, "new-key-undeclared", key=key, via=reference.via)
+        unread = ", ".join(sorted(each for each in expression.inputs() if each == name or not can_read(each)))
+        refuse_if(unread, field, "new-key-unread", key=key, via=reference.via, unread=unread, name=name)
         columns[key] = expression
     return OldReference(name, field, reference, columns)
 

@@ -10,7 +10,14 @@ from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, STRING, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
-from rekey.declaration.keys.base import WHOLE_ROW, Expression, InvalidDeclaration, Scope, need, refuse_if
+from rekey.declaration.keys.base import (
+    WHOLE_ROW,
+    Expression,
+    Scope,
+    invalid,
+    need,
+    refuse_if,
+)
 from rekey.declaration.old_references import (
     NOTHING_LOOKED_UP,
     OldReference,
@@ -353,23 +360,19 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
         need(field, operation, Operation, "is not a property operation", cure="use props.…")
     for operation in operations:
         in_index = not everything and isinstance(operation, Compute) and operation.removes
-        cure = "leave keep_old out; an index row has only what props.keep, keep_all, copy or rename give it"
-        refuse_if(in_index, field, "keep_old=False in an index row, which no rollback reads", cure=cure)
+        refuse_if(in_index, field, "index-keep-old")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
-    refuse_if(len(keeps) > 1, field, "props.keep appears twice", cure="write one props.keep")
+    refuse_if(len(keeps) > 1, field, "keep-twice")
     if any(isinstance(operation, KeepAll) for operation in operations):
-        refuse_if(keeps, field, "props.keep and props.keep_all contradict", cure="leave one out")
-        problem = "props.keep_all has nothing to do: a main target carries everything unasked"
-        refuse_if(everything, field, problem, cure="leave props.keep_all out")
+        refuse_if(keeps, field, "keep-and-keep-all")
+        refuse_if(everything, field, "keep-all-idle")
         everything = True
     reason = (
         "props.keep already leaves everything else out" if keeps else "an index row carries nothing unasked"
     )
-    idle = dropped and (keeps or not everything)
-    refuse_if(idle, field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out")
-    twice = len(dropped) != len({*dropped})
-    refuse_if(twice, field, "a property is dropped twice", cure="drop each property once")
+    refuse_if(dropped and (keeps or not everything), field, "drop-idle", reason=reason)
+    refuse_if(len(dropped) != len({*dropped}), field, "drop-twice")
     mapping = PropertyMapping(
         field=field,
         kept=frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]()),
@@ -383,8 +386,8 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     creators: dict[str | None, Operation] = {}
     for operation in operations:
         if (created := operation.created) in creators:
-            problem = f"{creators[created].describe()} and {operation.describe()} both make {created}"
-            raise InvalidDeclaration(field, problem, cure="give them different names")
+            first, second = creators[created].describe(), operation.describe()
+            raise invalid(field, "created-twice", first=first, second=second, created=created)
         if created is not None:
             creators[created] = operation
     _check_sources(mapping)
@@ -394,7 +397,7 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
 def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     by_name: dict[str, Any] = {}
     for name, value in pairs:
-        refuse_if(name in by_name, field, f"{name} has two {what}", cure="write one")
+        refuse_if(name in by_name, field, "two-of-name", name=name, what=what)
         by_name[name] = value
     return by_name
 
@@ -405,28 +408,19 @@ def _check_sources(mapping: PropertyMapping) -> None:
     created, copied = mapping.created, frozenset(mapping.copies.values())
     for old in mapping.renames:
         for verb, operation, others in (("dropped", "drop", dropped), ("kept", "keep", kept)):
-            cure = f"leave it out of props.{operation}"
-            refuse_if(old in others, field, f"{old} is both {verb} and renamed", cure=cure)
+            refuse_if(old in others, field, "kept-and-renamed", old=old, verb=verb, operation=operation)
     for name in sorted(mapping.removed):
         uses = ("dropped", dropped), ("kept", kept), ("renamed", {*mapping.renames}), ("copied", copied)
         for verb, names in uses:
-            problem = f"{name} is {verb}, and a reference takes its place (keep_old=False)"
-            refuse_if(name in names, field, problem, cure="leave that operation or keep_old=False out")
+            refuse_if(name in names, field, "removed-and-used", name=name, verb=verb)
     for name in mapping.replaced:
         what, only = ("set to a constant", "set") if name in constants else ("computed", "compute")
-        problem = f"{name} is {what} and also kept or dropped"
-        refuse_if(name in dropped or name in kept, field, problem, cure=f"leave only props.{only}")
+        refuse_if(name in dropped | kept, field, "replaced-and-kept", name=name, what=what, only=only)
     for name in created - mapping.replaced:
-        problem = f"{name} is kept and also made by another operation"
-        refuse_if(name in kept, field, problem, cure="choose another name")
-    cure = (
-        "cast the name it has in the new row; an index row has only what props.keep, copy or rename give it"
-    )
+        refuse_if(name in kept, field, "created-and-kept", name=name)
     for name in mapping.casts:
-        is_set = name in constants
-        refuse_if(is_set, field, f"{name} is set and cast", cure="give props.set the type you want")
-        absent = name not in created and not mapping.carries(name)
-        refuse_if(absent, field, f"{name} is cast, but the new row does not have it", cure=cure)
+        refuse_if(name in constants, field, "set-and-cast", name=name)
+        refuse_if(name not in created and not mapping.carries(name), field, "cast-absent", name=name)
 
 
 # --- the steps that fill new rows: each is compiled once and runs for all rows of a page -------------------

@@ -21,13 +21,12 @@ from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_byte
 from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
 from rekey.declaration.keys.base import (
-    KEEP_CURE,
-    KEEPS_WHOLE_KEYS,
     Expression,
     InvalidDeclaration,
     Item,
     Kept,
     Prop,
+    invalid,
     need_text,
     operand,
     refuse_if,
@@ -176,8 +175,7 @@ def edm_name(field: str, name: object) -> str:
     """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
     edm = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
     if edm is None:
-        cure = f"use one of {', '.join(sorted(TYPES))}, or their names without Edm."
-        raise InvalidDeclaration(field, f"{name!r} is not an EDM type", cure=cure)
+        raise invalid(field, "no-edm-type", name=name, types=", ".join(sorted(TYPES)))
     return edm
 
 
@@ -201,7 +199,7 @@ def rename(old: str, new: str) -> Operation:
     """Copy the source's property `old` under the name `new`. Inverse: the reverse rename."""
     _source_name("props.rename(old)", old)
     _new_name("props.rename(new)", new)
-    refuse_if(old == new, "props.rename", f"{old} is renamed to itself", cure="leave the operation out")
+    refuse_if(old == new, "props.rename", "renamed-to-itself", old=old)
     return Rename(old, new)
 
 
@@ -217,7 +215,7 @@ def copy(source: str, *, to: str) -> Operation:
     if source not in SYSTEM_PROPERTIES:
         _source_name("props.copy(source)", source)
     _new_name("props.copy(to)", to)
-    refuse_if(source == to, "props.copy", f"{source} is copied to itself", cure="name another property")
+    refuse_if(source == to, "props.copy", "copied-to-itself", source=source)
     return Copy(source, to)
 
 
@@ -233,8 +231,7 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     _new_name("props.set(name)", name)
     field = f"props.set({name})"
     edm, wire = typed_constant(field, value, type)
-    large = value_bytes(edm, wire) > MAX_VALUE_BYTES
-    refuse_if(large, field, "the value is larger than 64 KiB", cure="write a smaller one")
+    refuse_if(value_bytes(edm, wire) > MAX_VALUE_BYTES, field, "value-too-large")
     return Set(name, edm, wire)
 
 
@@ -254,13 +251,9 @@ def compute(name: str, of: Expression | str, *, needed: tuple[str, ...] = ()) ->
         _source_name(f"props.compute({name})(needed)", each)
     field = f"props.compute({name})"
     expression = operand(field, of)
-    refuse_if(expression.contains(Kept), field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
-    problem = "keys.item() has no meaning in a property: the rows of all items have the same content"
-    cure = "use keys.item() in a key"
-    refuse_if(expression.contains(Item), field, problem, cure=cure)
-    problem = "it is computed from Timestamp, which every write changes"
-    cure = f'write props.copy("Timestamp", to="{name}")'
-    refuse_if(TIMESTAMP in expression.inputs(), field, problem, cure=cure)
+    refuse_if(expression.contains(Kept), field, "keeps-whole-key")
+    refuse_if(expression.contains(Item), field, "item-in-property")
+    refuse_if(TIMESTAMP in expression.inputs(), field, "computed-from-timestamp", name=name)
     return Compute(name, expression, tuple(needed))
 
 
@@ -307,26 +300,19 @@ def reference(
     needed = {name}
     old_partition = None if partition is None else operand(f"{field}(partition)", partition)
     if old_partition is not None:
-        refuse_if(old_partition.contains(Kept), f"{field}(partition)", KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+        refuse_if(old_partition.contains(Kept), f"{field}(partition)", "keeps-whole-key")
         read = [node for node in old_partition.walk() if isinstance(node, Prop)]
         needed |= {node.name for node in read if node.default is None} - SYSTEM_PROPERTIES
-    cure = 'write on_missing="compute" or "refuse"; the old value stays in the property that holds it'
-    refuse_if(
-        on_missing not in _ON_MISSING, f"{field}(on_missing)", f"{on_missing!r} is not known", cure=cure
-    )
-    is_bool = isinstance(keep_old, bool)
-    refuse_if(not is_bool, f"{field}(keep_old)", "not True or False", cure="write keep_old=True or False")
+    refuse_if(on_missing not in _ON_MISSING, f"{field}(on_missing)", "on-missing-not-known", value=on_missing)
+    refuse_if(not isinstance(keep_old, bool), f"{field}(keep_old)", "keep-old-no-bool")
     via = need_text(f"{field}(via)", via)
     referred, new_keys = referred_by(field, via, kind)
     column = PARTITION_KEY if to_partition else ROW_KEY
     old_keys = {ROW_KEY: Prop(name)} | ({} if old_partition is None else {PARTITION_KEY: old_partition})
     inputs = new_keys[column].inputs()
-    problem = f"the new keys of {via} are made of {', '.join(sorted(inputs - {PARTITION_KEY, ROW_KEY}))}"
-    cure = "only keys that follow from the old key alone can be computed elsewhere"
-    refuse_if(inputs - {PARTITION_KEY, ROW_KEY}, field, problem, cure=cure)
-    problem = f"the new key of {via} is made of the old PartitionKey as well"
-    cure = 'say where that is: partition="PartitionKey", or the property that holds it'
-    refuse_if(inputs - old_keys.keys(), field, problem, cure=cure)
+    others = sorted(inputs - {PARTITION_KEY, ROW_KEY})
+    refuse_if(others, field, "reference-inputs", via=via, inputs=", ".join(others))
+    refuse_if(inputs - old_keys.keys(), field, "reference-partition", via=via)
     new_key = {
         key: expression.with_props(old_keys)
         for key, expression in new_keys.items()
@@ -356,31 +342,27 @@ def cast(name: str, to: str, was: str | None = None) -> Operation:
     target = edm_name("props.cast(to)", to)
     before = None if was is None else edm_name("props.cast(was)", was)
     unknown = before is not None and (before, target) not in PAIRS
-    problem = f"there is no cast from {before} to {target}"
-    cure = f"from {before} it can become {', '.join(casts_from(before or ''))}; or drop it"
-    refuse_if(unknown, f"props.cast({name})", problem, cure=cure)
+    casts = ", ".join(casts_from(before or ""))
+    refuse_if(unknown, f"props.cast({name})", "no-such-cast", before=before, target=target, casts=casts)
     return Cast(name, target, before)
 
 
 def _names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    refuse_if(not names, field, "it names no property", cure="name at least one")
+    refuse_if(not names, field, "no-names")
     for name in names:
         _source_name(field, name)
-    twice = len(frozenset(names)) != len(names)
-    refuse_if(twice, field, "it names a property twice", cure="name each property once")
+    refuse_if(len(frozenset(names)) != len(names), field, "names-twice")
     return names
 
 
 def _source_name(field: str, name: object) -> None:
     text = need_text(field, name)
-    cure = "keys are made by key expressions; to carry one as a property use props.copy(…, to=…)"
-    other = text in SYSTEM_PROPERTIES or "@" in text
-    refuse_if(other, field, f"{text} is not a custom property", cure=cure)
+    refuse_if(text in SYSTEM_PROPERTIES or "@" in text, field, "no-custom-property", text=text)
 
 
 def _new_name(field: str, name: object) -> None:
-    problem = property_name_problem(name)
-    refuse_if(problem, field, problem or "", cure="choose another name")
+    if problem := property_name_problem(name):
+        raise InvalidDeclaration(field, problem, cure="choose another name")
 
 
 def typed_constant(field: str, value: object, type_name: str | None) -> tuple[str, Any]:
@@ -389,7 +371,7 @@ def typed_constant(field: str, value: object, type_name: str | None) -> tuple[st
     natural, text = _constant(field, value)
     edm = natural if type_name is None else edm_name(field, type_name)
     other = edm != natural and natural not in (STRING, INT32)
-    refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
+    refuse_if(other, field, "value-of-other-type", natural=natural, edm=edm)
     try:
         return edm, wire_value(edm, text)
     except Lossy:
@@ -415,8 +397,7 @@ def _constant(field: str, value: object) -> tuple[str, str]:
         case datetime() if value.tzinfo is not None:
             moment = value.astimezone(UTC)
             return DATETIME, f"{moment:%Y-%m-%dT%H:%M:%S.%f}0Z"
-    cure = "use str, bool, int, float, bytes, UUID or an aware datetime, or text with type="
-    raise InvalidDeclaration(field, f"a {type(value).__name__} has no EDM type", cure=cure)
+    raise invalid(field, "no-edm-value", kind=type(value).__name__)
 
 
 __all__ = ["Operation", "cast", "compute", "copy", "drop", "keep", "keep_all", "reference", "rename", "set"]

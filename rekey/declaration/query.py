@@ -44,8 +44,7 @@ class Query:
 
 def point(*known: str) -> Query:
     """Return the query for one row by properties whose values the application knows."""
-    cure = 'name what is known: query.point("Email")'
-    refuse_if(not known, "query.point", "nothing is known of the row", cure=cure)
+    refuse_if(not known, "query.point", "nothing-known")
     return Query("point", _names("query.point", known))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rekey.core.key_space import KeySpace
-from rekey.declaration.keys.base import Expression, InvalidDeclaration, refuse_if
+from rekey.declaration.keys.base import Expression, invalid, refuse_if
 
 # The expressions of a migration's new keys, by the key and by the name of the kind; None: without kinds.
 NewKeys: TypeAlias = Mapping[str | None, Mapping[str, Expression]]
@@ -100,23 +100,16 @@ def referred_by(field: str, via: str, kind: str | None) -> tuple[Referred, Mappi
         InvalidDeclaration: it is not in a script; it refers to itself, or in a circle; there is no such kind;
             the other script cannot be used.
     """
-    now, cure = _READING.get(), "write it in a script of the migrations folder"
+    now = _READING.get()
     if now is None:
-        raise InvalidDeclaration(field, "no script is being read", cure=cure)
-    cure = "write props.compute(…) with the same key expression"
-    refuse_if(via == now.scripts[-1], field, "it refers to its own script", cure=cure)
-    problem = f"references in a circle: {' → '.join([*now.scripts, via])}"
-    refuse_if(
-        via in now.scripts,
-        field,
-        problem,
-        cure="write props.compute(…) with the key expression in one of them",
-    )
+        raise invalid(field, "no-script-read")
+    refuse_if(via == now.scripts[-1], field, "own-script")
+    refuse_if(via in now.scripts, field, "references-circle", circle=" → ".join([*now.scripts, via]))
     referred = now.referred(via)
     now.refers_to.add(via)
     keys = referred.new_keys
     kinds = [name for name in keys if name is not None]
     there = f"{via} has the kinds {', '.join(kinds)}" if kinds else f"{via} has no kinds"
-    refuse_if(kind is None and kinds, field, there, cure='name that of the row, kind="user"')
-    refuse_if(kind not in keys, field, f"there is no kind {kind!r}: {there}", cure="name one of them")
+    refuse_if(kind is None and kinds, field, "kind-not-said", problem=there)
+    refuse_if(kind not in keys, field, "no-such-kind", kind=kind, there=there)
     return referred, keys[kind]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rekey.core.texts import table
-from rekey.declaration.keys.base import InvalidDeclaration, need, need_list, refuse_if
+from rekey.declaration.keys.base import invalid, need, need_list, refuse_if
 from rekey.declaration.query import Query
 
 # The names in `load=`, with their meanings. Unknown names are refused, so that a misspelled requirement is
@@ -37,27 +37,25 @@ def checked_queries(queries: object) -> tuple[Query, ...]:
 def checked_load(load: object) -> dict[str, float]:
     """Return the load, sorted by name. Raises InvalidDeclaration."""
     if not isinstance(load, Mapping):
-        raise InvalidDeclaration("load", "it is not a dict", cure='write load={"writes_per_second": 500}')
+        raise invalid("load", "load-no-dict")
     for name, value in load.items():
-        refuse_if(name not in LOADS, "load", f"{name!r} is not known", cure=f"use {', '.join(LOADS)}")
+        refuse_if(name not in LOADS, "load", "load-not-known", name=name, known=", ".join(LOADS))
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         wrong = wrong or not math.isfinite(value) or value <= 0
-        refuse_if(wrong, f"load[{name}]", "it is not a number above 0", cure=f"say {LOADS[name]}")
+        refuse_if(wrong, f"load[{name}]", "load-no-number", meaning=LOADS[name])
     return dict(sorted(load.items()))
 
 
 def checked_waive(waive: object) -> dict[str, str]:
     """Return the waived codes with their reasons, sorted by code. Raises InvalidDeclaration."""
     if not isinstance(waive, Mapping):
-        raise InvalidDeclaration("waive", "it is not a dict", cure='write waive={"code": "the reason"}')
+        raise invalid("waive", "waive-no-dict")
     for code, reason in waive.items():
         if code not in CODES:
             from difflib import get_close_matches
 
             near = get_close_matches(str(code), CODES, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
-            cure = f"{meant}docs/advice/ lists all codes"
-            raise InvalidDeclaration("waive", f"{code!r} is no code of an advice", cure=cure)
-        empty, cure = not isinstance(reason, str) or not reason.strip(), "say why it is acceptable here"
-        refuse_if(empty, f"waive[{code}]", "there is no reason", cure=cure)
+            raise invalid("waive", "no-advice-code", advice=code, meant=meant)
+        refuse_if(not isinstance(reason, str) or not reason.strip(), f"waive[{code}]", "no-waive-reason")
     return dict(sorted(waive.items()))

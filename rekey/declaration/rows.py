@@ -27,7 +27,7 @@ from rekey.core.edm import (
     utc_text,
 )
 from rekey.core.plain import json_field, members
-from rekey.declaration.keys.base import InvalidDeclaration, need, need_text, refuse_if
+from rekey.declaration.keys.base import invalid, need, need_text, refuse_if
 from rekey.declaration.props import edm_name, typed_constant
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, utf16_order
 
@@ -347,9 +347,8 @@ def prop(
         below: the first value that is too large.
     """
     field = f"rows.prop({name})"
-    cure = "write rows.partition_key(…) or rows.row_key(…) for a key; Timestamp changes with every write"
     text = need_text("rows.prop(name)", name)
-    refuse_if(text in SYSTEM_PROPERTIES or "@" in text, field, "it is no custom property", cure=cure)
+    refuse_if(text in SYSTEM_PROPERTIES or "@" in text, field, "no-condition-property")
     edm = "" if type is None else edm_name(field, type)
     values = {"equals": equals, "one_of": one_of, "at_least": at_least, "below": below}
     bounds = _bounds(field, values, lambda where, value: _value(where, value, type))
@@ -358,19 +357,19 @@ def prop(
 
 def all_of(*conditions: Condition) -> Condition:
     """Return the condition that all of these hold."""
-    refuse_if(not conditions, "rows.all_of", "it holds no condition", cure="name conditions, or rows.every()")
+    refuse_if(not conditions, "rows.all_of", "all-of-nothing")
     return AllOf(conditions)
 
 
 def any_of(*conditions: Condition) -> Condition:
     """Return the condition that at least one of these holds."""
-    refuse_if(not conditions, "rows.any_of", "it holds no condition", cure="name at least one condition")
+    refuse_if(not conditions, "rows.any_of", "any-of-nothing")
     return AnyOf(conditions)
 
 
 def none_of(*conditions: Condition) -> Condition:
     """Return the condition that none of these holds."""
-    refuse_if(not conditions, "rows.none_of", "it holds no condition", cure="write rows.every()")
+    refuse_if(not conditions, "rows.none_of", "none-of-nothing")
     return NoneOf(conditions)
 
 
@@ -386,11 +385,10 @@ def drop(*, reason: str) -> Drop:
     Args:
         reason: why nobody needs them: text of at most 500 characters for plans and evidence, without keys.
     """
-    field, cure = "rows.drop(reason)", 'write rows.drop(reason="job heartbeats, obsolete since 2023")'
+    field = "rows.drop(reason)"
     text = need_text(field, reason)
     is_reason = bool(text.strip()) and len(text) <= _LONGEST_REASON and text.isprintable()
-    problem = f"it is not one line of 1 to {_LONGEST_REASON} characters"
-    refuse_if(not is_reason, field, problem, cure=cure)
+    refuse_if(not is_reason, field, "drop-reason", longest=_LONGEST_REASON)
     return Drop(text.strip())
 
 
@@ -400,25 +398,21 @@ def _key_is(name: str, field: str, prefix: object, pattern: object, asked: dict[
     try:
         re.compile(expression)
     except re.error as error:
-        problem, cure = f"{error} in the pattern", "write a regular expression of Python's re"
-        raise InvalidDeclaration(f"{field}(pattern)", problem, cure=cure) from None
+        raise invalid(f"{field}(pattern)", "pattern-error", error=error) from None
     bounds = _bounds(field, asked, lambda where, value: Value(STRING, need_text(where, value, empty=True)))
-    nothing = not text and not expression and bounds == Bounds()
-    refuse_if(nothing, field, "it says nothing about the key", cure='say prefix="…", or write rows.every()')
+    refuse_if(not text and not expression and bounds == Bounds(), field, "says-nothing")
     return KeyIs(name, text, expression, bounds)
 
 
 def _bounds(field: str, asked: dict[str, Any], value_of: Callable[[str, object], Value]) -> Bounds:
     many = asked["one_of"]
     is_list = isinstance(many, Sequence) and not isinstance(many, str | bytes)
-    refuse_if(not is_list, f"{field}(one_of)", "it is not a list of values", cure='write one_of=["…", "…"]')
-    both = asked["equals"] is not None and many
-    refuse_if(both, field, "equals and one_of contradict", cure="leave one out")
+    refuse_if(not is_list, f"{field}(one_of)", "one-of-no-list")
+    refuse_if(asked["equals"] is not None and many, field, "equals-and-one-of")
     chosen = many if asked["equals"] is None else [asked["equals"]]
     values = tuple(value_of(f"{field}(one_of)" if many else f"{field}(equals)", value) for value in chosen)
     for value in values:
-        problem = "NaN equals nothing"
-        refuse_if(value == Value(DOUBLE, "NaN"), field, problem, cure="name another value")
+        refuse_if(value == Value(DOUBLE, "NaN"), field, "equals-nan")
     least, below = (
         None if asked[name] is None else value_of(f"{field}({name})", asked[name])
         for name in ("at_least", "below")
@@ -430,13 +424,11 @@ def _bounds(field: str, asked: dict[str, Any], value_of: Callable[[str, object],
 def _check_range(field: str, least: Value | None, below: Value | None) -> None:
     for name, bound in (("at_least", least), ("below", below)):
         unordered = bound is not None and (bound.edm not in _ORDERED or bound.text == "NaN")
-        problem, cure = "such a value has no order", "name text, a number or a moment"
-        refuse_if(unordered, f"{field}({name})", problem, cure=cure)
+        refuse_if(unordered, f"{field}({name})", "no-order")
     if least is not None and below is not None:
         (sort, first), (other, last) = least.comparable, below.comparable
-        problem = "at_least and below are of different types"
-        refuse_if(sort != other, field, problem, cure="write both as one type")
-        refuse_if(first >= last, field, "no value is in that range", cure="write at_least smaller than below")
+        refuse_if(sort != other, field, "bounds-of-types")
+        refuse_if(first >= last, field, "empty-range")
 
 
 def _value(field: str, value: object, type_name: str | None) -> Value:

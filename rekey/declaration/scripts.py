@@ -23,7 +23,7 @@ from types import ModuleType
 
 import rekey
 from rekey.declaration import keys, props, rows
-from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
+from rekey.declaration.keys.base import InvalidDeclaration, invalid, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.declaration.references import NewKeys, Referred, reading
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
@@ -178,17 +178,12 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
         several, migration = getattr(module, MANY, None), getattr(module, "migration", None)
         if several is None:
             return [declared(script_id, _checked_migration(migration))]
-        problem, cure = "there is `migration` as well", "a script makes one or the other"
-        refuse_if(migration is not None, MANY, problem, cure=cure)
-        problem, cure = "it is one Migration", "write `migration = Migration(…)`, without s"
-        refuse_if(isinstance(several, Migration), MANY, problem, cure=cure)
+        refuse_if(migration is not None, MANY, "migration-and-migrations")
+        refuse_if(isinstance(several, Migration), MANY, "migrations-is-single")
         are_migrations = isinstance(several, dict) and all(
             isinstance(entry, Migration) for entry in several.values()
         )
-        cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
-        refuse_if(
-            not are_migrations, MANY, "it is not what for_each_table or for_each_part returns", cure=cure
-        )
+        refuse_if(not are_migrations, MANY, "no-migrations")
         if is_kept:
             script_id = wanted.rpartition("-")[0]
             path = path.with_name(f"{script_id}.py")
@@ -217,8 +212,7 @@ def _content(path: Path) -> bytes:
         cure = f"there are: {', '.join(there)}" if there else "`rekey new NAME` makes one"
         raise InvalidDeclaration("", f"there is no such script in {path.parent}", cure=cure) from None
     except OSError as error:
-        problem = f"the file cannot be read ({reason_of(error)})"
-        raise InvalidDeclaration("", problem, cure="make it readable") from error
+        raise invalid("", "script-unreadable", reason=reason_of(error)) from error
 
 
 def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, frozenset[str]]:
@@ -234,9 +228,8 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
         where = f" in line {line}" if line else ""
         if isinstance(error, SyntaxError) and error.msg.startswith(_SAFE_MESSAGES):
             where += f": {error.msg}"
-        cure = f"fix it; `python -m py_compile {shlex.quote(_typed(path))}` shows it"
         fault = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
+        raise invalid("", "syntax-error", where=where, file=shlex.quote(_typed(path)), fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
     module.__file__ = str(path)
     with (
@@ -249,10 +242,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> tuple[ModuleType, fr
             raise
         except ImportError as error:
             name = f" of {error.name}" if error.name else ""
-            problem = f"an import{name} failed{_line_of(error, path)}"
-            next_to_it = "put the module next to the script, named _something.py"
-            cure = f"install the package where rekey runs, or {next_to_it}"
-            raise InvalidDeclaration("", problem, cure=cure, fault=str(error)) from None
+            raise invalid("", "no-import", name=name, line=_line_of(error, path), fault=str(error)) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # A script can raise anything, with any text: pass on type and line only.
             raise _failed(error, path) from None
@@ -264,8 +254,7 @@ def _referred(folder: Path, script_id: str) -> Referred:
     try:
         declared = load_script(folder / f"{script_id}.py")
     except DeclarationError as error:
-        problem = f"it refers to {script_id}, which cannot be used ({error.problem})"
-        raise InvalidDeclaration(error.field, problem, cure=error.hint) from None
+        raise invalid(error.field, "other-unusable", script=script_id, error=error, cure=error.hint) from None
     migration, target = declared.migration, declared.migration.target
     new_keys: NewKeys = {None: {PARTITION_KEY: target.partition_key, ROW_KEY: target.row_key}}
     targets: dict[str | None, str] = {None: target.table}
@@ -371,9 +360,7 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
         elif near := _similar(error.name, rekey.__all__ if owner is None else dir(owner)):
             cure = f"write {near}; docs/reference/expressions.md lists all expressions and operations"
         return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
-    problem = f"it raised {type(error).__name__}{where}"
-    cure = "fix it: a script only declares; --debug shows the text of the exception"
-    return InvalidDeclaration("", problem, cure=cure, fault=str(error))
+    return invalid("", "script-raised", kind=type(error).__name__, where=where, fault=str(error))
 
 
 def _function_of(call: str, lines: Sequence[str]) -> Callable[..., object] | None:
@@ -418,9 +405,8 @@ def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
     names = [declared] if isinstance(declared, str) else declared
     field, are_names = "__depends__", isinstance(names, set | frozenset | list | tuple)
     are_names = are_names and all(isinstance(name, str) for name in names)
-    cure = 'write __depends__ = {"0001_users"}, or set()'
-    refuse_if(not are_names, field, "it is not a set of script ids", cure=cure)
-    refuse_if(script_id in names, field, "it names the script itself", cure="leave it out")
+    refuse_if(not are_names, field, "depends-no-set")
+    refuse_if(script_id in names, field, "depends-on-itself")
     return frozenset(names)
 
 

@@ -10,8 +10,6 @@ from typing import ClassVar
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.core.plain import json_field
 from rekey.declaration.keys.base import (
-    KEEP_CURE,
-    KEEPS_WHOLE_KEYS,
     WHOLE_ROW,
     Expression,
     InvalidDeclaration,
@@ -19,6 +17,7 @@ from rekey.declaration.keys.base import (
     Kept,
     Prop,
     constant_prefix,
+    invalid,
     need,
     need_expression,
     need_list,
@@ -59,9 +58,8 @@ class _Filled:
             if isinstance(key, Kept):
                 object.__setattr__(self, name, Prop(_HELD_BY[name]))
             elif key.contains(Kept):
-                raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
-        cure = "write shared=True or leave it out"
-        refuse_if(not isinstance(self.shared, bool), f"{self.where}.shared", "not True or False", cure=cure)
+                raise invalid(field, "keeps-whole-key")
+        refuse_if(not isinstance(self.shared, bool), f"{self.where}.shared", "shared-no-bool")
         cure = "write properties=[props.…]"
         where = f"{self.where}.properties"
         properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
@@ -105,8 +103,7 @@ class Target(_Filled):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self._keys_of_items():
-            problem = "keys.item() has no meaning in the main target"
-            raise InvalidDeclaration(f"target.{name}", problem, cure="use it in an Index")
+            raise invalid(f"target.{name}", "item-in-target")
         _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
@@ -151,21 +148,17 @@ class Index(_Filled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, used, cure = self.where, self._keys_of_items(), 'each=keys.split("Property", ",")'
+        where, used = self.where, self._keys_of_items()
         if self.each is None:
             for name in used:
-                raise InvalidDeclaration(f"{where}.{name}", "keys.item() needs each=", cure=f"add {cure}")
+                raise invalid(f"{where}.{name}", "item-without-each")
         else:
-            need(f"{where}.each", self.each, Split, "does not give items", cure=f"write {cure}")
-            problem = "no key uses keys.item(), so all items would give the same row"
-            cure = "use keys.item() in a key, or leave each= out"
-            refuse_if(not used, f"{where}.each", problem, cure=cure)
-            problem = "keys.item() cannot make the items"
-            refuse_if(self.each.of.contains(Item), f"{where}.each", problem, cure="split a property")
+            cure = 'write each=keys.split("Property", ",")'
+            need(f"{where}.each", self.each, Split, "does not give items", cure=cure)
+            refuse_if(not used, f"{where}.each", "each-without-item")
+            refuse_if(self.each.of.contains(Item), f"{where}.each", "item-of-item")
         hidden = POINTER & (self.property_mapping.created | (self.property_mapping.kept or set()))
-        problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
-        cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
-        refuse_if(hidden, f"{where}.properties", problem, cure=cure)
+        refuse_if(hidden, f"{where}.properties", "pointer-name", hidden=", ".join(sorted(hidden)))
 
     @cached_property
     def inputs(self) -> frozenset[str]:
@@ -185,6 +178,6 @@ class Index(_Filled):
 
 def check_table(where: str, name: object) -> None:
     """Raise InvalidDeclaration if `name` is no name of a table, with or without `@targets`."""
-    problem = table_name_problem(name, qualified=True)
-    cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
-    refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)
+    if problem := table_name_problem(name, qualified=True):
+        there = '; for a table of the account of [targets], "@targets" after it' if "@" in str(name) else ""
+        raise InvalidDeclaration(where, problem, cure=f"{TABLE_NAME_CURE}{there}")

@@ -16,9 +16,10 @@ from typing import Any
 
 import bagit
 
-from rekey.errors import ConfigurationError, MachineFailed, Refused, reason_of
+from rekey.errors import reason_of
 from rekey.evidence import contents, timestamp
 from rekey.evidence.keys import Signer
+from rekey.evidence.refusals import refusal
 from rekey.evidence.statement import Envelope, Statement, parsed, signed
 
 _PAYLOAD = "data/"
@@ -51,11 +52,7 @@ logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 def require_free(folder: Path) -> None:
     """Refuse a folder that is not empty. Raises Refused."""
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
-        raise Refused(
-            f"{folder} is there already and is not an empty folder",
-            kept="it, unchanged; nothing was exported",
-            hint="name a folder that is not there yet",
-        )
+        raise refusal("folder-in-use", folder=folder)
 
 
 def write(
@@ -104,17 +101,9 @@ def write(
             folder.rmdir()
         unfinished.rename(folder)
     except (PermissionError, NotADirectoryError):
-        raise ConfigurationError(
-            f"{folder} cannot be written",
-            kept="Nothing was exported.",
-            hint="name a folder that this user can make",
-        ) from None
+        raise refusal("folder-not-written", folder=folder) from None
     except (OSError, bagit.BagError) as error:
-        raise MachineFailed(
-            f"the bundle {folder} could not be written ({reason_of(error)})",
-            kept="Nothing was exported.",
-            hint="make room on the disk, then export again",
-        ) from None
+        raise refusal("bundle-not-written", folder=folder, reason=reason_of(error)) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return envelope
@@ -139,17 +128,14 @@ def read(path: Path) -> bytes:
 def require_folder(folder: Path) -> None:
     """Raise ConfigurationError when there is no such folder."""
     if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+        raise refusal("no-folder", folder=folder)
 
 
 def require_bundle(folder: Path) -> None:
     """Raise ConfigurationError when there is no such folder, or nothing of a bundle in it."""
     require_folder(folder)
     if not any((folder / name).exists() for name in (STATEMENT, "bagit.txt", _PAYLOAD)):
-        raise ConfigurationError(
-            f"{folder} is not an evidence bundle: it has neither {STATEMENT} nor bagit.txt",
-            hint="name the folder that `rekey evidence export` wrote",
-        )
+        raise refusal("no-bundle", folder=folder, statement=STATEMENT)
 
 
 def is_unsigned(folder: Path) -> bool:

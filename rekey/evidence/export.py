@@ -21,9 +21,10 @@ from packaging.requirements import Requirement
 from rekey.core.distribution import DISTRIBUTION, VERSION
 from rekey.core.plain import members
 from rekey.declaration.migration import Declared
-from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
+from rekey.errors import RekeyError, SecretMissing, reason_of
 from rekey.evidence import bag, contents, log, note, report, statement
 from rekey.evidence.keys import Signer
+from rekey.evidence.refusals import refusal
 from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
@@ -153,24 +154,12 @@ def _require_known(state: State, declared: Declared) -> None:
     (Findings), or its script was edited (Moved)."""
     events = state.audit_events()
     if not any(event.script_id == declared.script_id for event in events):
-        raise Refused(
-            f"{declared.script_id} has not begun: there is nothing to show of it",
-            kept="Nothing was exported.",
-            hint=f"`rekey apply {declared.script_id}` begins it",
-        )
+        raise refusal("not-begun", script=declared.script_id)
     if problems := log.problems_of(events, state.checkpoints()):
-        raise Findings(
-            f"the audit log cannot be shown: {'; '.join(problems)}",
-            kept="the state file, unchanged",
-            hint="keep the state file as it is; `rekey runbook evidence` says what to do",
-        )
+        raise refusal("log-not-shown", problems="; ".join(problems))
     record = state.migration(declared.script_id)
     if record is not None and record.digest != declared.digest:
-        raise Moved(
-            f"the script {declared.script_id} was edited after its first phase",
-            kept="Nothing was exported.",
-            hint="put the script back as it was",
-        )
+        raise refusal("script-edited", script=declared.script_id)
 
 
 def _files(
@@ -190,10 +179,7 @@ def _files(
     try:
         script = declared.path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(
-            f"the script {declared.path} cannot be read ({error.strerror or 'I/O error'})",
-            hint="make it readable by this user",
-        ) from None
+        raise refusal("script-not-read", path=declared.path, reason=reason_of(error)) from None
     files = {
         contents.EVENTS: b"".join(line + b"\n" for line in lines),
         contents.CHECKPOINT: checkpoint.text.encode(),
@@ -277,11 +263,7 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
         return _CONNECTION_STRING.search(data) is not None or any(form in data for form in known)
 
     if offending := sorted(name for name, data in files.items() if has_secret(data)):
-        raise Findings(
-            f"a secret, an account key or a connection string would be in {', '.join(offending)}",
-            kept="Nothing was exported.",
-            hint="remove it from the script and renew it: a script is no place for a secret",
-        )
+        raise refusal("secret-in-bundle", files=", ".join(offending))
 
 
 def _secrets(config: Config) -> list[bytes]:

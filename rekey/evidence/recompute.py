@@ -14,8 +14,9 @@ from rekey.core.key_space import KeySpace
 from rekey.core.progress import Progress
 from rekey.declaration.key_space import key_condition, space_of
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Findings, TableBeingDeleted, TableMissing
+from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.evidence import contents
+from rekey.evidence.refusals import refusal
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
@@ -57,10 +58,7 @@ def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the last full verification of a bundle. Raises Findings when there is none."""
     checks = [check for check in json.loads(files[contents.RECONCILIATION]) if check["mode"] == "full"]
     if not checks:
-        raise Findings(
-            "the bundle holds no full verification, so no content digests to compare with",
-            hint="ask for a bundle that was exported after `rekey verify --mode full`",
-        )
+        raise refusal("no-full-verification")
     last: dict[str, Any] = checks[-1]
     return last
 

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from rekey.errors import ConfigurationError
+from rekey.errors import reason_of
 from rekey.evidence.keys import P256_ORDER, Ed25519Signer, PublicKey, Signer
+from rekey.evidence.refusals import refusal
 from rekey.project.config import Config
 from rekey.project.keyvault import VaultKey, VaultObject
 from rekey.project.privatefiles import write_private
@@ -47,15 +48,11 @@ def read_private(path: Path) -> Ed25519Signer:
     try:
         key = serialization.load_pem_private_key(_read(path, "private", make), password=None)
     except TypeError:
-        raise ConfigurationError(
-            f"the evidence key {path} is encrypted",
-            hint="store it without a passphrase, readable by its owner only, or use a key in Key Vault",
-        ) from None
+        raise refusal("key-encrypted", path=path) from None
     except (ValueError, UnsupportedAlgorithm):
-        problem = f"the evidence key {path} is not a private key in PEM form"
-        raise ConfigurationError(problem, hint=make) from None
+        raise refusal("not-private", path=path, hint=make) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigurationError(f"the evidence key {path} is not an Ed25519 key", hint=make)
+        raise refusal("not-ed25519", path=path, hint=make)
     return Ed25519Signer(key)
 
 
@@ -69,15 +66,15 @@ def read_public(path: Path) -> PublicKey:
     content = _read(path, "public", cure)
     if b"PRIVATE KEY-----" in content:
         cure = f"give its public half, {public_path(path)} if it was made by `rekey evidence keygen`"
-        raise ConfigurationError(f"{path} is a private key", hint=cure)
+        raise refusal("key-private", path=path, hint=cure)
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
+        raise refusal("not-public", path=path, hint=cure) from None
     match key:
         case Ed25519PublicKey() | ec.EllipticCurvePublicKey(curve=ec.SECP256R1()):
             return PublicKey(key, f"the file {path}")
-    raise ConfigurationError(f"{path} is neither an Ed25519 nor a P-256 key", hint=cure)
+    raise refusal("other-public-key", path=path, hint=cure)
 
 
 def make_key(path: Path) -> PublicKey:
@@ -100,16 +97,9 @@ def make_key(path: Path) -> PublicKey:
         with public_file.open("xb") as file:  # fails if a file or link was created meanwhile
             file.write(public.pem)
     except FileExistsError:
-        raise ConfigurationError(
-            f"there is a key at {path} already",
-            kept="it, unchanged",
-            hint="go on using it, or name another file; what it signed is checked with its public half",
-        ) from None
+        raise refusal("key-there", path=path) from None
     except OSError as error:
-        raise ConfigurationError(
-            f"the key {path} cannot be written ({error.strerror or 'I/O error'})",
-            hint="name a file in a folder that this user can write to",
-        ) from None
+        raise refusal("key-not-written", path=path, reason=reason_of(error)) from None
     return public
 
 
@@ -122,9 +112,7 @@ def _read(path: Path, what: str, cure: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(
-            f"the {what} key {path} cannot be read ({error.strerror or 'I/O error'})", hint=cure
-        ) from None
+        raise refusal("key-not-read", which=what, path=path, reason=reason_of(error), hint=cure) from None
 
 
 # --- in Key Vault --------------------------------------------------------------------------------------
@@ -156,10 +144,7 @@ class KeyVaultSigner:
         """The public half. Raises ConfigurationError when the key is not on P-256, and what `sign` raises."""
         jwk = self._key.key
         if jwk.kty not in ("EC", "EC-HSM") or jwk.crv != "P-256":
-            raise ConfigurationError(
-                "the evidence key in Key Vault is not an EC key on P-256",
-                hint="make one: `az keyvault key create --kty EC --curve P-256`",
-            )
+            raise refusal("vault-key-unfit")
         numbers = ec.EllipticCurvePublicNumbers(int.from_bytes(jwk.x), int.from_bytes(jwk.y), ec.SECP256R1())
         return PublicKey(numbers.public_key())
 

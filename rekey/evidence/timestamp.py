@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import rfc3161_client as rfc3161
 from cryptography import x509
 
-from rekey.errors import ConfigurationError, EndpointDown, Unavailable
+from rekey.errors import EndpointDown, Unavailable
+from rekey.evidence.refusals import refusal
 
 _SECONDS = 30
 _MOST_BYTES = 1 << 20
@@ -31,9 +32,7 @@ def ask(url: str, data: bytes) -> bytes:
     """
     # http is fine: the answer is signed either way.
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise ConfigurationError(
-            "the time stamp authority is not an http or https URL", hint="write --timestamp https://HOST/PATH"
-        )
+        raise refusal("no-authority")
     builder = rfc3161.TimestampRequestBuilder().data(data).hash_algorithm(rfc3161.HashAlgorithm.SHA256)
     request = builder.cert_request(cert_request=True).nonce(nonce=True).build()
     sent = urllib.request.Request(url, request.as_bytes(), {"Content-Type": _QUERY})  # noqa: S310 - checked
@@ -88,10 +87,7 @@ def read_root(path: Path) -> bytes:
         data = path.read_bytes()
         x509.load_pem_x509_certificate(data)
     except (OSError, ValueError):
-        raise ConfigurationError(
-            f"{path} is not a certificate in PEM form",
-            hint="give the root certificate of the time stamp authority",
-        ) from None
+        raise refusal("no-certificate", path=path) from None
     return data
 
 

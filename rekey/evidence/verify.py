@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.plain import exclude, json_field, members
-from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
+from rekey.evidence.refusals import refusal
 
 # Files whose digest is in an event: the kind of event, and the member.
 _NAMED = ((contents.DECLARATION, "phase-begun", "digest"), (contents.PLAN, "planned", "plan_sha256"))
@@ -224,10 +224,7 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
     if trusted.ignore_timestamp:
         return
     if trusted.root is None:
-        raise ConfigurationError(
-            "the bundle has a time stamp, and no root certificate was given to check it with",
-            hint="--timestamp-root FILE, the certificate of the authority; or --without-timestamp",
-        )
+        raise refusal("stamp-unchecked")
     try:
         at = timestamp.check(bag.read(path), bag.read(folder / bag.STATEMENT), trusted.root)
     except (ValueError, OSError) as error:

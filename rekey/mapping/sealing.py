@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.core import crockford, edm
 from rekey.core.safe_ids import SHORT_CHARACTERS
-from rekey.errors import Erased, Moved, SealedUnreadable, SecretMissing, StateUnusable
+from rekey.errors import Erased, RekeyError, SealedUnreadable
+from rekey.mapping.refusals import refusal
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
 from rekey.state.models import SEALED as SEALED_TEXT
 from rekey.state.models import KeyTexts
@@ -98,12 +99,8 @@ class LocalWrappingKey:
     def __init__(self, secret: bytes) -> None:
         """Derive the key from the secret. Raises SecretMissing when that is shorter than 32 bytes."""
         if len(secret) < MINIMUM_BYTES:
-            raise SecretMissing(
-                f"the wrapping key is {'empty' if not secret else 'too short'}:"
-                f" {len(secret)} bytes, and at least {MINIMUM_BYTES} are needed",
-                hint="make one with `openssl rand -hex 32` before the migration begins, put it where"
-                " [sealing] says, and keep a copy where it cannot be lost",
-            )
+            state = "too short" if secret else "empty"
+            raise refusal("wrapping-key-short", how=state, length=len(secret), least=MINIMUM_BYTES)
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
         digest = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
         # The 32 characters after `local:` identify the secret without revealing it.
@@ -117,16 +114,16 @@ class LocalWrappingKey:
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
         if not self.wraps(wrapped.by):
-            raise wrong_key(wrapped.by, self.name)
+            raise refusal("other-wrapping-key", by=wrapped.by, configured=self.name)
         try:
             return keywrap.aes_key_unwrap(self._key, wrapped.data)
         except (keywrap.InvalidUnwrap, ValueError):
-            raise not_unwrapped(self.name) from None
+            raise refusal("not-unwrapped", by=self.name) from None
 
     def is_public(self, by: str) -> bool:
         """Return False: key wrap takes the secret, and authenticates. Raises as `unwrap`."""
         if not self.wraps(by):
-            raise wrong_key(by, self.name)
+            raise refusal("other-wrapping-key", by=by, configured=self.name)
         return False
 
     def sign(self, *_: object) -> bytes:
@@ -150,7 +147,7 @@ class WrappingKeys:
         for wrapping_key in self._all:
             if wrapping_key.wraps(by):
                 return wrapping_key
-        raise wrong_key(by, self.name)
+        raise refusal("other-wrapping-key", by=by, configured=self.name)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
         return self.require(wrapped.by).unwrap(wrapped)
@@ -165,41 +162,12 @@ class WrappingKeys:
         return self.require(by).verifies(by, signature, message)
 
 
-def wrong_key(by: str, configured: str) -> Moved:
-    """Return the error for data keys that another wrapping key wrapped."""
-    return Moved(
-        f"the mapping is sealed with the wrapping key {by}, and [sealing] names {configured}",
-        kept="Nothing was opened or changed.",
-        hint="put the wrapping key back that the migration began with; if it was replaced, name the old one"
-        " under [sealing.previous] and run `rekey apply`, which wraps the data keys anew",
-    )
-
-
-def not_unwrapped(by: str) -> Moved:
-    """Return the error for a data key that does not unwrap although it names this wrapping key."""
-    return Moved(
-        f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
-        kept="Nothing was opened or changed.",
-        hint="the row of the data key in the restricted store was changed; `rekey runbook wrapping-key`"
-        " says what can be had back",
-    )
-
-
-def not_proved(script_id: str, cohort: str, *, proof: bytes) -> Moved:
+def not_proved(script_id: str, cohort: str, *, proof: bytes) -> RekeyError:
     """Return the error for a data key that could be planted with the wrapping key's public half alone."""
     what = f"the root key of {script_id}" if cohort == ROOT else f"the data key {cohort} of {script_id}"
     if proof:
-        return Moved(
-            f"{what} was planted or altered: its proof is not by the wrapping key of [sealing]",
-            kept="Nothing was opened or changed.",
-            hint="find out who can write to the restricted store; see `rekey runbook wrapping-key`",
-        )
-    return Moved(
-        f"{what} has no proof: a version before 0.3 made it, or somebody planted it",
-        kept="Nothing was opened or changed.",
-        hint=f"`rekey apply {script_id}` once, with the state file that the migration began with;"
-        " `rekey runbook wrapping-key` says what else helps",
-    )
+        return refusal("wrong-proof", key=what)
+    return refusal("no-proof", key=what, script=script_id)
 
 
 # --- data keys ---------------------------------------------------------------------------------------------
@@ -284,7 +252,7 @@ def read_data_key(
         proof = base64.b64decode(row.get(_PROOF, ""), validate=True)
         name, cohort = str(row["Name"]), str(row[ROW_KEY])
     except (KeyError, TypeError, binascii.Error):
-        raise not_unwrapped(str(row.get("WrappedBy", ""))) from None
+        raise refusal("not-unwrapped", by=str(row.get("WrappedBy", ""))) from None
     # Anyone can wrap with the public half of an RSA key: so the proof is checked before anything is
     # unwrapped, a signature by the wrapping key for the root key, a MAC under the root key for every other.
     if wrapping.is_public(wrapped.by) and (proof or not proofless):
@@ -298,7 +266,7 @@ def read_data_key(
             raise not_proved(script_id, cohort, proof=proof)
     data_key = DataKey(name, cohort, wrapping.unwrap(wrapped))
     if not hmac.compare_digest(check, _check(script_id, data_key)):
-        raise not_unwrapped(wrapped.by)
+        raise refusal("not-unwrapped", by=wrapped.by)
     return data_key
 
 
@@ -459,11 +427,7 @@ class SealedKeys(KeyTexts):
                 raise ValueError("not sealed")
             plain = self.unseal(column, base64.b64decode(text.removeprefix(SEALED_TEXT), validate=True))
         except ValueError:
-            raise StateUnusable(
-                f"a checkpoint of {self._script_id} in the state file was altered, or sealed by another run",
-                kept="all tables, and the state file as it is",
-                hint="move the state file away and run the command again: it copies again and loses nothing",
-            ) from None
+            raise refusal("checkpoint-altered", script=self._script_id) from None
         return EntityKey(*json.loads(plain))
 
     def seal(self, column: str, plain: bytes) -> bytes:

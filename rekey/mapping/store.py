@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 from rekey import errors
+from rekey.mapping.refusals import refusal
 from rekey.mapping.rows import (
+    ERASED_ON,
     MAPPING_TABLE,
     WHOLE,
     Cohort,
@@ -89,6 +91,16 @@ async def cohorts_kept(
     except errors.TableMissing:
         return ()
     return cohorts(rows, sealed=sealed, completed_at=ended_at, keep_s=keep_s)
+
+
+async def keys_gone_since(restricted: TableService, script_id: str) -> str:
+    """Return the day on which the first data key of a sealed mapping was shredded, or on which the erasure of
+    a whole mapping in the clear began; "" when neither happened. No tombstone is proved."""
+    try:
+        rows = await data_key_rows(restricted.table(MAPPING_TABLE), script_id)
+    except errors.TableMissing:
+        return ""
+    return min((str(row[ERASED_ON]) for row in rows if is_tombstone(row)), default="")
 
 
 class Keyring:
@@ -238,7 +250,7 @@ class Keyring:
             except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
                 continue  # rewrapped or deleted meanwhile, or unknown outcome: reread
             return True
-        raise errors.Unavailable("the row of a data key kept changing", hint="run the same command again")
+        raise refusal("data-key-changing")
 
     async def forget(self) -> None:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
@@ -272,12 +284,7 @@ class Keyring:
                 return data_key
         if is_tombstone(row):
             on = self.tombstones.read(row)
-            raise errors.Refused(
-                f"the data key of {cohort} was shredded on {on}: nothing is sealed in its place",
-                kept="Nothing was written.",
-                hint=f"`rekey status {self.script_id}`: after `complete` nothing is written to the mapping"
-                " any more; find out who still does",
-            )
+            raise refusal("data-key-shredded", cohort=cohort, on=on, script=self.script_id)
         return await self._unwrapped(row)
 
     async def _data_key_row(self, key: DataKey) -> Row:
@@ -492,11 +499,8 @@ class MappingStore:
         return now - max(since.values()) > reserved.seconds + MARGIN_S
 
     @staticmethod
-    def kept_changing() -> errors.Unavailable:
-        return errors.Unavailable(
-            "a mapping row kept changing while it was claimed",
-            hint="run the same command again; if it stays so, look for a second writer of the mapping table",
-        )
+    def kept_changing() -> errors.RekeyError:
+        return refusal("row-changing")
 
     def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> errors.Collision:
         ids, source = self.rows.ids, self.rows.source

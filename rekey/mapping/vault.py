@@ -11,8 +11,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from rekey.errors import ConfigurationError
-from rekey.mapping.sealing import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
+from rekey.mapping.refusals import refusal
+from rekey.mapping.sealing import KEY_BYTES, Wrapped
 from rekey.project.keyvault import VaultKey, VaultObject
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class KeyVaultWrappingKey:
             ConfigurationError, CredentialRefused, EndpointDown, Unavailable: Key Vault did not unwrap.
         """
         if not self.wraps(wrapped.by):
-            raise wrong_key(wrapped.by, self.name)
+            raise refusal("other-wrapping-key", by=wrapped.by, configured=self.name)
         from azure.core.exceptions import HttpResponseError
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
@@ -88,16 +88,16 @@ class KeyVaultWrappingKey:
                     key = bytes(client.unwrap_key(KeyWrapAlgorithm.rsa_oaep_256, wrapped.data).key)
             except HttpResponseError as error:
                 if error.status_code == _BAD_REQUEST:
-                    raise not_unwrapped(self.name) from None
+                    raise refusal("not-unwrapped", by=self.name) from None
                 raise
         if len(key) != KEY_BYTES:
-            raise not_unwrapped(self.name)
+            raise refusal("not-unwrapped", by=self.name)
         return key
 
     def is_public(self, by: str) -> bool:
         """Return True: the public half wraps. Raises Moved when another key wrapped."""
         if not self.wraps(by):
-            raise wrong_key(by, self.name)
+            raise refusal("other-wrapping-key", by=by, configured=self.name)
         return True
 
     def sign(self, by: str, message: bytes) -> bytes:
@@ -116,12 +116,7 @@ class KeyVaultWrappingKey:
             return False
         # Whoever disabled it may have had a reason not to believe it.
         if vault_key.properties.enabled is False:
-            raise ConfigurationError(
-                "the version of the wrapping key that signed the root key is disabled in Key Vault",
-                kept="Nothing was opened or changed.",
-                hint="enable it, and keep it until `rekey apply` has wrapped the data keys with the present"
-                " version: `az keyvault key set-attributes --enabled true --id` and the version's URL",
-            )
+            raise refusal("version-disabled")
         try:
             _public_half(vault_key).verify(signature, message, _PSS, hashes.SHA256())
         except InvalidSignature:
@@ -133,8 +128,5 @@ def _public_half(vault_key: Any) -> rsa.RSAPublicKey:
     """Return the public half of a key. Raises ConfigurationError when it is not an RSA key, or too short."""
     key = vault_key.key
     if key.kty not in ("RSA", "RSA-HSM") or int.from_bytes(key.n).bit_length() < _LEAST_BITS:
-        raise ConfigurationError(
-            f"the wrapping key in Key Vault is not an RSA key of at least {_LEAST_BITS} bits",
-            hint="make one: `az keyvault key create --kty RSA --size 3072 --ops wrapKey unwrapKey sign`",
-        )
+        raise refusal("vault-key-unfit", bits=_LEAST_BITS)
     return rsa.RSAPublicNumbers(int.from_bytes(key.e), int.from_bytes(key.n)).public_key()

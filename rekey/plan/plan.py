@@ -26,6 +26,7 @@ from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import (
     declaration_problems,
     disk_problems,
+    expired_problems,
     no_room,
     ordered,
     reference_problems,
@@ -242,6 +243,7 @@ def _without_rows(
         *(declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken),
         key_ranges=options.key_ranges,
     )
+    expired = expired_problems(declared.migration, subject.expired)
     return MigrationPlan(
         script_id=declared.script_id,
         title=declared.doc.strip().partition("\n")[0],
@@ -261,7 +263,7 @@ def _without_rows(
             part="" if declared.migration.where is None else declared.migration.where.describe(),
         ),
         inventory=inventory,
-        problems=ordered([*problems, *found_problems]),
+        problems=ordered([*problems, *expired, *found_problems]),
     )
 
 

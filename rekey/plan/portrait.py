@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
 
@@ -121,7 +122,10 @@ class Portrayer:
         while len(times := _times(at[0][:step], at[-1][:step])) > TIMES and step > _STEPS[-1]:
             step = _coarser(step)
         return tuple(
-            _load(ids, table, [part[number] for part in self._lanes], times, weights, today=not number)
+            replace(
+                _load(ids, table, [part[number] for part in self._lanes], times, weights, today=not number),
+                table=self._labels[number],
+            )
             for number, table in enumerate(self._tables[:2])
         )
 

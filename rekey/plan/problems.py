@@ -206,6 +206,14 @@ def row_problems(
         yield _problem(code, fill.rows, fill=fill, least=-(-fill.table_rows // 100))
 
 
+def expired_problems(migration: Migration, expired: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each migration in whose mapping old keys were erased that would be looked up.
+    `expired`: on which day, by its id."""
+    for via, day in expired.items():
+        table = migration.looked_up_in[via].migration.source
+        yield _problem("referred-expired", via=via, day=day, table=table)
+
+
 def reference_problems(source: str, references: Iterable[ReferredRows]) -> Iterator[Problem]:
     """Yield the problems of references to rows that are not there, or that were not looked for."""
     for referred in references:

@@ -11,13 +11,18 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
+from rekey.mapping.store import keys_gone_since
 from rekey.model import Row
+from rekey.phases import ControlPhase
 from rekey.plan.problems import Started
 from rekey.plan.references import Lookup, lookups_of
 from rekey.project.config import Config, Gates, Limits, Planning
 from rekey.project.prices import Prices
 from rekey.protocol.opening import OpenMigration, is_ours, name_taken
 from rekey.state.models import MigrationRecord
+
+# In later phases nothing is changed by refusing.
+_MAY_REFUSE = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
 
 # Tells whether this migration wrote a row of its target table with that number (0: main).
 OwnsRow = Callable[[int, Row], Awaitable[bool]]
@@ -48,6 +53,8 @@ class Subject:
     owns_row: OwnsRow | None = None
     # Where to look for rows that references name.
     lookups: tuple[Lookup, ...] = ()
+    # Migrations in whose mappings old keys were erased that it would look up, and on which day.
+    expired: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def offline(cls, declared: Declared, record: MigrationRecord | None) -> Subject:
@@ -128,4 +135,14 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
         taken=taken,
         owns_row=None if store is None else store.owns,
         lookups=await lookups_of(migration),
+        expired=await _expired(migration) if control is None or control.phase in _MAY_REFUSE else {},
     )
+
+
+async def _expired(migration: OpenMigration) -> dict[str, str]:
+    restricted, looked_up_in = (
+        migration.accounts.restricted,
+        migration.prepared.declared.migration.looked_up_in,
+    )
+    days = {via: await keys_gone_since(restricted, via) for via in sorted(looked_up_in)}
+    return {via: day for via, day in days.items() if day}

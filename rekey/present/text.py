@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
@@ -15,6 +15,7 @@ WIDTH = 100
 NARROWEST, WIDEST = 40, 140
 _columns: ContextVar[int] = ContextVar("columns", default=WIDTH)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
+_COMMAND = re.compile("`rekey (?!init)([^`]+)`")
 _GAP = "  "
 # Columns of a label of `labelled`.
 LABEL = 14
@@ -31,6 +32,12 @@ def fitted(columns: int) -> Iterator[None]:
         yield
     finally:
         _columns.reset(before)
+
+
+def typed(text: str, command: Callable[[str], str]) -> str:
+    """Return a text with its quoted command lines as they are to be typed: as `command` returns them for
+    their words after `rekey`. `init` makes a project, whichever `--config` names."""
+    return _COMMAND.sub(lambda match: f"`{command(match[1])}`", text)
 
 
 def underlined(title: str) -> list[str]:

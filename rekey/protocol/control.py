@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from rekey.core import edm
 from rekey.core.clock import ticks_of
+from rekey.core.endpoints import are_other_accounts
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -39,7 +40,7 @@ FORMAT_MAINTAINED = 2
 
 
 # What is read of control rows to know which parts of tables are migrated.
-_PART_COLUMNS = ("Part", "Source", "Phase", "TablesEndpoint", "Group")
+_PART_COLUMNS = ("Part", "Source", "Phase", "CameFrom", "TablesEndpoint", "Group")
 
 
 class Maintainer(StrEnum):
@@ -152,13 +153,24 @@ class ControlRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunPart:
-    """A migration of a part of a table that has begun, as its control row says."""
+class PartOfSource:
+    """A migration of a part of a table, as its control row says."""
 
     script_id: str
     source: str
+    # In a freeze, which changes no authority, the phase before it.
     phase: ControlPhase
     tables_endpoint: str
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its replicas follow, or followed, what clients write."""
+        return self.phase is not ControlPhase.SOURCE
+
+    def is_of(self, source: str, tables_endpoint: str) -> bool:
+        """Tell whether it is of this table. `tables_endpoint`: of the table's account; "" if not known."""
+        is_other_account = are_other_accounts(self.tables_endpoint, tables_endpoint)
+        return self.source.lower() == source.lower() and not is_other_account
 
 
 def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:
@@ -218,10 +230,10 @@ def _script_of(row: Row) -> str:
     return script_id
 
 
-def _part_of(row: Row) -> BegunPart:
+def _part_of(row: Row) -> PartOfSource:
     try:
-        phase, endpoint = ControlPhase(row["Phase"]), row.get("TablesEndpoint") or ""
-        return BegunPart(_script_of(row), row["Source"], phase, endpoint)
+        phase = ControlPhase(row.get("CameFrom") or row["Phase"])
+        return PartOfSource(_script_of(row), row["Source"], phase, row.get("TablesEndpoint") or "")
     except (KeyError, ValueError):
         raise _unreadable(row) from None
 
@@ -253,16 +265,16 @@ class ControlStore:
             return None
         return None if row is None else from_row(row)
 
-    async def begun_parts(self) -> list[BegunPart]:
-        """Return the migrations of parts of tables that have begun, those that are over included: all of the
-        restricted store. Raises StateUnusable: a row cannot be read by this program."""
-        begun: list[BegunPart] = []
+    async def parts(self) -> list[PartOfSource]:
+        """Return the migrations of parts of tables that have a control row, those that are over included: all
+        of the restricted store. Raises StateUnusable: a row cannot be read by this program."""
+        parts: list[PartOfSource] = []
         try:
             async for page in self._table.scan(select=_PART_COLUMNS):
-                begun += [_part_of(row) for row in page.rows if row.get("Part")]
+                parts += [_part_of(row) for row in page.rows if row.get("Part")]
         except TableMissing:
             return []
-        return [part for part in begun if part.phase is not ControlPhase.SOURCE]
+        return parts
 
     async def members(self) -> list[ControlRow]:
         """Return the control rows of the group, in the order of script ids; without a group the own one."""

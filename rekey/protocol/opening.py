@@ -138,6 +138,11 @@ class Prepared:
         return self.wrapping_key() if self.declared.migration.is_sealed else None
 
 
+def nothing_recorded(_script_id: str) -> Mapping[str, str]:
+    """Return no shredded cohort: clients have no audit log."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class OpenMigration:
     """A migration and its accounts."""
@@ -145,6 +150,9 @@ class OpenMigration:
     prepared: Prepared
     accounts: Accounts
     control: ControlStore
+    # Returns the cohorts of a migration that the audit log says were shredded, with their days; none where
+    # there is no audit log.
+    shredded: Callable[[str], Mapping[str, str]] = nothing_recorded
 
     async def mapping(self, row: ControlRow) -> MappingStore:
         """Return the mapping of a migration that has begun. `row` is its control row.
@@ -206,16 +214,26 @@ class OpenMigration:
             handles = parts_of(migration.key_spaces, tables.table)
             return by_number(migration.tables, migration.beginnings, handles)[0]
 
+        async def mapping(row: ControlRow) -> MappingStore:
+            store = await opened.mapping(row)
+            if store.keyring is not None:
+                store.keyring.gone = self.shredded(declared.script_id)
+            return store
+
         return ReferredMapping(
-            migration.source, opened.control, opened.mapping, lambda: opened.prepared.mapper, target
+            migration.source, opened.control, mapping, lambda: opened.prepared.mapper, target
         )
 
 
-def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
-    """Open a migration; no request is sent yet."""
+def open_migration(
+    prepared: Prepared,
+    accounts: Accounts,
+    shredded: Callable[[str], Mapping[str, str]] = nothing_recorded,
+) -> OpenMigration:
+    """Open a migration; no request is sent yet. `shredded`: as in `OpenMigration`."""
     declared = prepared.declared
     control = ControlStore(accounts.restricted, declared.script_id, declared.migration.group)
-    return OpenMigration(prepared, accounts, control)
+    return OpenMigration(prepared, accounts, control, shredded)
 
 
 async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> RekeyError | None:

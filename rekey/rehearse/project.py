@@ -18,10 +18,11 @@ from typing import Any
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import file_of, load_script, load_scripts
-from rekey.errors import ConfigurationError, MachineFailed, reason_of
+from rekey.errors import reason_of
 from rekey.evidence.signing import make_key
 from rekey.project.config import Account
 from rekey.rehearse.azurite import Azurite
+from rekey.rehearse.refusals import refusal
 from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
 
@@ -83,9 +84,8 @@ class Running:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise MachineFailed(
-                f"`rekey {' '.join(self._words)}` did not end within {_COMMAND_SECONDS} seconds",
-                hint="rehearse with fewer rows",
+            raise refusal(
+                "command-too-long", command=" ".join(self._words), seconds=_COMMAND_SECONDS
             ) from None
         seconds = time.monotonic() - self._began
         return Result(self._words, code, self._output.read_text("utf-8", "replace"), seconds)
@@ -179,10 +179,7 @@ class Project:
                 elif (path / "__init__.py").is_file():
                     shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         except OSError as error:
-            raise ConfigurationError(
-                f"the scripts cannot be copied ({reason_of(error)})",
-                hint="make the folder of the script readable",
-            ) from error
+            raise refusal("scripts-not-copied", reason=reason_of(error)) from error
 
     def _keep_needed(self, stem: str, copy: Path) -> None:
         """Reduce a script that declares several migrations to the rehearsed ones."""

@@ -23,10 +23,10 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.declaration.props import Cast, Compute, Copy, Keep, Rename
 from rekey.declaration.rows import AllOf, AnyOf, Condition, KeyIs, NoneOf, PropIs, Value
-from rekey.errors import ConfigurationError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row, key_of, property_names
 from rekey.rehearse.application import Application, places_of
 from rekey.rehearse.azurite import AzuriteAccount
+from rekey.rehearse.refusals import refusal
 from rekey.rehearse.witness import Place
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Table, Verb
@@ -76,10 +76,7 @@ class Stock:
         stock.count = sum(1 for _ in stock.rows())
         stock.assumptions = () if data is None else tuple(data.assumptions)
         if stock.count < FEWEST_ROWS:
-            raise ConfigurationError(
-                f"{stock.count} rows are too few to kill a migration in its middle",
-                hint=f"rehearse with {FEWEST_ROWS} rows or more",
-            )
+            raise refusal("too-few-rows", count=stock.count, least=FEWEST_ROWS)
         return stock
 
     @property
@@ -112,9 +109,7 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                 kept_back.append(row)
                 continue
             if key_of(row) in application.must_hold:
-                raise ConfigurationError(
-                    f"row {number + 1} has the key of an earlier row", hint="give every row a key of its own"
-                )
+                raise refusal("key-twice", row=number + 1)
             application.loaded(row)
             waiting.append(row)
             stock.loaded += 1
@@ -175,11 +170,7 @@ def rows_for(mapper: Mapper, count: int, seed: int) -> Iterator[Row]:
         first = list(islice(rows, _TRIED))
         if sum(bool(places_of(mapper, row)) for row in first) * 2 > len(first):
             return islice(_apart(mapper, chain(first, rows)), count)
-    raise ConfigurationError(
-        f"no rows can be made up for {migration.source}: the declaration reads more from a row than its"
-        " property names and types say",
-        hint="give rows with --data FILE: a part of the real table, or a few made by hand",
-    )
+    raise refusal("no-rows-for", source=migration.source)
 
 
 def users(count: int, *, seed: int = 0, partitions: int = 20) -> Iterator[Row]:

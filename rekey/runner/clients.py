@@ -216,13 +216,43 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
 async def closed_by_other_parts(run: Run) -> list[str]:
     """Return a reason for each migration of another part of the source that has live clients of the old view
     which do not follow this migration: they write rows of this part to the source alone."""
-    reasons, now = [], ticks_of(await run.restricted.server_time())
-    for other in run.beside:
-        clients = Clients(await Registry(run.restricted, other.script_id).list(), now)
-        old = [row for row in clients.live if row.view == View.OLD and not row.follows(run.script_id)]
-        if old:
-            reasons.append(reason("other-part", script=other.script_id, clients=named(old, now)))
-    return reasons
+    return [
+        reason("other-part", script=script_id, clients=named(clients.live, clients.now))
+        for script_id, clients in (await _beside(run)).items()
+        if clients.live
+    ]
+
+
+async def _beside(run: Run) -> dict[str, Clients]:
+    """Return the clients of the old view that do not follow this migration, by the ids of the migrations of
+    other parts of the source: those of the project, and those of others that have a control row."""
+    if run.declared.migration.where is None:
+        return {}
+    now = ticks_of(await run.restricted.server_time())
+    source, endpoint = run.declared.migration.source, run.config.tables.endpoint
+    others = {part.script_id for part in await run.control.parts() if part.is_of(source, endpoint)}
+    others |= {declared.script_id for declared in run.beside}
+    beside = {}
+    for script_id in sorted(others - {run.script_id}):
+        rows = await Registry(run.restricted, script_id).list()
+        old = [row for row in rows if row.view == View.OLD and not row.follows(run.script_id)]
+        beside[script_id] = Clients(old, now)
+    return beside
+
+
+async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
+    """Return when (service's ticks) the service will refuse all writes of the source that clients given up so
+    far had signed and that no intent announces; None: when no such write can arrive. `control`: those of the
+    migration's clients that never acknowledged it have none."""
+    own = await heard_of_until(run, control)
+    beside = {} if run.is_delta else await _beside(run)
+    given_up = [
+        refused_at(row)
+        for clients in beside.values()
+        for row in clients.rows
+        if is_over(row, clients.now) and refused_at(row) > clients.now
+    ]
+    return max([*given_up, *([] if own is None else [own])], default=None)
 
 
 async def forget_ended(run: Run) -> None:

@@ -30,8 +30,11 @@ from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
+from rekey.runner.phases.retire import closed_by
+from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import closed_by_count, require_droppable
+from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run, asks_again, of_member
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
@@ -374,7 +377,9 @@ _ERRORS: dict[str, type[errors.RekeyError]] = {
     "source-missing": errors.ConfigurationError,
     "wrapping-key-missing": errors.ConfigurationError,
     "indexes-cannot-follow": errors.ConfigurationError,
-    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), errors.Refused),
+    **dict.fromkeys(
+        ("target-holds-rows", "declaration-moved", "secret-moved", "referred-expired"), errors.Refused
+    ),
 }
 
 
@@ -503,6 +508,10 @@ def _rollback(
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:
+            with of_member(run):
+                # Before anything is taken back; `require_droppable` asks again.
+                session.do(require_droppable_mapping(run))
+        for run in runs:
             if Phase.CUTOVER in session.ledger.applied(run.script_id):
                 # First to `reconcile`: the proof below needs a source that the rollback has brought up to
                 # date.
@@ -555,10 +564,11 @@ def retire(session: Session, script_id: str) -> None:
     """
     session.count_anew()
     run = session.resume(script_id)
-    reasons = session.do(PHASES[Phase.RETIRE].gate(run))
+    tables = session.do(tables_with_its_rows(run))  # once for the gate and the count
+    reasons = session.do(closed_by(run, tables))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [reason("not-complete", script=script_id)]
-    reasons = reasons or session.do(closed_by_count(run))
+    reasons = reasons or session.do(closed_by_count(run, tables))
     reasons = reasons or session.do(closed_by_backup(run))
     session.do(_pass_gate(run, Phase.RETIRE, reasons, reason("see-what-is-missing", script=script_id)))
     session.carry_out(script_id, Phase.RETIRE)

@@ -3,18 +3,24 @@ its cutover waits for that mapping, and the mapping stays as long as it may be n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rekey.declaration.migration import Declared
+from rekey.mapping.rows import day_of
+from rekey.mapping.store import keys_gone_since
 from rekey.phases import ControlPhase
-from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.control import ControlRow
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
+from rekey.state.audit import COHORTS, MAPPING, erasures
 from rekey.status.reasons import reason
 
 _AUTHORITY_MOVED = (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
 
 
 async def closed_by_references(run: Run) -> list[str]:
-    """Return a reason for each migration whose mapping a rollback needs and that has not copied its rows."""
+    """Return a reason for each migration whose mapping a rollback needs and that has not copied its rows, or
+    whose mapping was erased, or a month of it."""
     reasons = []
     for via, declared in sorted(run.declared.migration.looked_up_in.items()):
         control = await _control_row(run, declared)
@@ -26,26 +32,58 @@ async def closed_by_references(run: Run) -> list[str]:
             verifications = run.state.verifications(via, mode="full")
             is_clean = any(verification.divergences == 0 for verification in verifications)
             is_copied = (control is not None and control.copied) or is_clean
+        source = declared.migration.source
         if not is_copied:
-            reasons.append(reason("referred-not-copied", script=via, source=declared.migration.source))
+            reasons.append(reason("referred-not-copied", script=via, source=source))
+        elif day := await _gone_since(run, declared):
+            reasons.append(reason("referred-expired", script=via, source=source, day=day, own=run.script_id))
     return reasons
 
 
-async def require_not_looked_up(run: Run) -> None:
-    """Refuse to delete the mapping while a rollback of another migration may need it."""
-    others = [script for script in run.scripts if run.script_id in script.migration.looked_up_in]
-    scripts = [script.script_id for script in others if await _may_go_back(run, script)]
+async def _gone_since(run: Run, declared: Declared) -> str:
+    """Return the day on which old keys of a mapping began to be erased as a whole or by month; "": none
+    were. A data key that was put back counts as shredded, as in the look-up."""
+    recorded = erasures(run.state.audit_events(declared.script_id))
+    begun = [day_of(event.at) for event in recorded.open if event.details["kind"] in (COHORTS, MAPPING)]
+    days = [
+        await keys_gone_since(run.restricted, declared.script_id),
+        recorded.whole,
+        *recorded.cohorts.values(),
+        *begun,
+    ]
+    return min(filter(None, days), default="")
+
+
+async def require_droppable_mapping(run: Run) -> None:
+    """Refuse to delete the mapping, which can be made again, while a rollback of another migration may need
+    it. Members of the same group do not count: they are rolled back before anything is deleted."""
+    members = {member.script_id for member in run.run_group}
+    await _require_unneeded(run, _may_go_back, members)
+
+
+async def require_expirable_mapping(run: Run) -> None:
+    """Refuse to erase the mapping for good while another migration that looks keys up in it is under way."""
+    # In `source` it begins again with a plan, which refuses a mapping that is gone.
+    await _require_unneeded(run, lambda control: control.is_followed, set())
+
+
+async def _require_unneeded(run: Run, needs: Callable[[ControlRow], bool], without: set[str]) -> None:
+    others = [
+        script
+        for script in run.scripts
+        if run.script_id in script.migration.looked_up_in and script.script_id not in without
+    ]
+    controls = {script.script_id: await _control_row(run, script) for script in others}
+    scripts = [script_id for script_id, control in controls.items() if control is not None and needs(control)]
     if scripts:
         raise refusal("looked-up", script=run.script_id, others=", ".join(scripts))
 
 
-async def _may_go_back(run: Run, script: Declared) -> bool:
-    control = await _control_row(run, script)
-    needs = (ControlPhase.FREEZE, ControlPhase.CUTOVER)
-    return control is not None and (control.phase in needs or control.maintained)
+def _may_go_back(control: ControlRow) -> bool:
+    return control.phase in (ControlPhase.FREEZE, ControlPhase.CUTOVER) or control.maintained
 
 
 async def _control_row(run: Run, declared: Declared) -> ControlRow | None:
-    control = await ControlStore(run.restricted, declared.script_id, declared.migration.group).read()
+    control = await run.control_of(declared)
     is_other = control is None or control.source.lower() != declared.migration.source.lower()
     return None if is_other else control

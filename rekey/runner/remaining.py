@@ -19,9 +19,8 @@ from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.protocol.reverse import ReversePropagator
 from rekey.runner.probe_tables import require_two_accounts
-from rekey.runner.references import require_not_looked_up
+from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
-from rekey.runner.retired import tables_with_its_rows
 from rekey.runner.run import Run
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
@@ -145,7 +144,7 @@ async def require_droppable(run: Run) -> None:
     """Refuse to drop targets unless the source has a row for every row of the main target, or the operator
     gave a reason; record what was found. Raises Refused."""
     await require_two_accounts(run)
-    await require_not_looked_up(run)
+    await require_droppable_mapping(run)
     if not await tables_with_rows(run):
         return  # nothing would be lost
     await require_source(run)
@@ -302,13 +301,12 @@ async def closed_by_source(run: Run) -> list[str]:
     ]
 
 
-async def closed_by_count(run: Run) -> list[str]:
-    """Return why the source may not be deleted: the main target holds fewer rows than were migrated, and no
-    reason was given. The counts are recorded."""
+async def closed_by_count(run: Run, tables: Sequence[Table]) -> list[str]:
+    """Return why the source may not be deleted: the tables with the migration's rows (`tables_with_its_rows`)
+    hold fewer than were migrated, and no reason was given. The counts are recorded."""
     if not await run.tables.table_exists(run.source.name):
         return []
     source_rows, dropped = await _count(run, run.source)
-    tables = await tables_with_its_rows(run)
     target_rows = sum([(await _count(run, table))[0] for table in tables])
     counts = {"source_rows": source_rows, "target_rows": target_rows}
     if run.mapper.drops:

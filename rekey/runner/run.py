@@ -24,7 +24,7 @@ from rekey.mapping.store import MappingStore
 from rekey.next_steps import next_step
 from rekey.phases import Phase
 from rekey.project.config import Config
-from rekey.protocol.control import ControlStore
+from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
@@ -211,6 +211,10 @@ class Run:
     @property
     def source(self) -> Table:
         return self.propagator.source
+
+    async def control_of(self, declared: Declared) -> ControlRow | None:
+        """Return the control row of a migration of the project, None when there is none."""
+        return await ControlStore(self.restricted, declared.script_id, declared.migration.group).read()
 
     async def source_time(self) -> str:
         """Return the time by the clock of the source's account, as its rows' Timestamps are."""

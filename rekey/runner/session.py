@@ -52,6 +52,7 @@ from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_
 from rekey.runner.status import progress_document, read_status
 from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.applied import aligned
+from rekey.state.audit import erasures
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger
 from rekey.state.models import OVERHEAD, MigrationRecord, PhaseRun
@@ -245,7 +246,10 @@ class Session:
             path = declared.path.with_name(f"{began}.py") if known is None else known.path
             more = "" if declared.is_kept else f"; {script_id} fills the same tables"
             raise refusal("script-gone", script=began, path=path, more=more)
-        return open_migration(Prepared.of(self.config, declared), self.accounts)
+        return open_migration(Prepared.of(self.config, declared), self.accounts, self._shredded)
+
+    def _shredded(self, script_id: str) -> Mapping[str, str]:
+        return erasures(self.state.audit_events(script_id)).cohorts
 
     def resume(self, script_id: str) -> Run:
         """Open a migration that has begun, as `begin` does. Raises Refused, before any write, when neither

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekey.errors import StateUnusable
 from rekey.phases import LEAVES, ORDER, ControlPhase, Phase, ledger_id
-from rekey.state import files
+from rekey.state.refusals import refusal
 
 if TYPE_CHECKING:
     from rekey.declaration.migration import Declared
@@ -58,14 +57,9 @@ def missing_steps(connection: sqlite3.Connection, path: Path, folder: Path = SCH
     schema = {entry for entry in ids if _is_schema(entry)}
     phases = {entry.rpartition(".")[2] for entry in ids - schema}
     if schema - set(known) or phases - set(Phase) or not _is_form_known(connection):
-        raise StateUnusable(
-            f"the state file {path} was written by a newer rekey"
-            f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
-            kept="the state file, unchanged",
-            hint="install the newer rekey again, or point [state] path to another file",
-        )
+        raise refusal("newer", path=path, schema=schema_version(schema), known=schema_version(known))
     if not schema and set(tables(connection)) - _INTERNAL:
-        raise files.damaged(path, "a database, but not one of rekey")
+        raise refusal("damaged", path=path, why="a database, but not one of rekey")
     return [step for step in steps if step.stem not in schema]
 
 

@@ -11,16 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from rekey.core.processes import boot_id, is_running, process_namespace, started_at
-from rekey.errors import Locked
+from rekey.errors import RekeyError
 from rekey.state import files
 from rekey.state.audit import utc_now, utc_text
+from rekey.state.refusals import refusal
 
 if sys.platform == "win32":
     import msvcrt
 
     _LOCKED_BYTE = 1 << 30
 
-    def _try_lock(descriptor: int) -> bool:
+    def try_lock(descriptor: int) -> bool:
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -30,7 +31,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(descriptor: int) -> bool:
+    def try_lock(descriptor: int) -> bool:
+        """Lock an open file for this process alone, without waiting; tell whether that worked."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,7 +92,7 @@ class FileLock:
             raise RuntimeError("this lock is already held")
         descriptor = files.open_private(self.path, "lock file")
         try:
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 raise self._locked(descriptor)
             # For `has_ended` and for another process's error message. A failure is ignored: the lock is the
             # kernel's, so a full disk must not stop it.
@@ -131,16 +133,12 @@ class FileLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _locked(self, descriptor: int) -> Locked:
-        who, where = "", self.state_path
+    def _locked(self, descriptor: int) -> RekeyError:
+        who = ""
         try:
             os.lseek(descriptor, 0, os.SEEK_SET)
             holder = json.loads(os.read(descriptor, 4096))
             who = f" (pid {int(holder['pid'])} on {holder['host']}, since {holder['since']})"
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the holder has not written its name yet
-        return Locked(
-            f"Another rekey command{who} is running with the state file {where}",
-            kept="This command did nothing.",
-            hint="wait until that command ends, or stop it with Ctrl-C: it checkpoints and can be resumed",
-        )
+        return refusal("already-running", who=who, path=self.state_path)

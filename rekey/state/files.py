@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rekey.errors import Locked, MachineFailed, RekeyError, StateUnusable, reason_of
+from rekey.errors import RekeyError, reason_of
+from rekey.state.refusals import refusal
 
 MAGIC = b"SQLite format 3\0"
 BUSY_TIMEOUT_S = 20.0
-_KEPT = "the file as it is, and all tables; a state file that is lost loses no data"
 _COPY_ATTEMPTS = 5
 
 
@@ -41,51 +41,16 @@ def translated(error: sqlite3.Error, path: Path) -> RekeyError:
     """Return the RekeyError for an error of SQLite, with what the operator is to do."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if name == "SQLITE_FULL":
-        return MachineFailed(
-            f"no space is left for the state file {path}",
-            kept="everything up to the last checkpoint; later work is done again, not lost",
-            hint="free space on that disk, then run the same command again",
-        )
+        return refusal("no-space", path=path)
     if name.startswith(("SQLITE_IOERR", "SQLITE_NOMEM")):
-        return MachineFailed(
-            f"the state file {path} could not be written or read ({name})",
-            kept="everything up to the last checkpoint; later work is done again, not lost",
-            hint="check the disk (space, quota, health), then run the same command again",
-        )
+        return refusal("disk-failed", path=path, name=name)
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return Locked(
-            f"the state file {path} is kept busy by another process",
-            kept="everything up to the last checkpoint",
-            hint="wait for the other command to end, then run the same command again",
-        )
+        return refusal("busy", path=path)
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        return not_writable(path, name)
+        return refusal("not-writable", file="state file", path=path, why=name)
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_SCHEMA")):
-        return damaged(path, name)
-    return MachineFailed(
-        f"the state file {path} refused a statement ({name})",
-        kept="everything up to the last checkpoint",
-        hint="run the same command again; if it fails again, report it with this text",
-    )
-
-
-def damaged(path: Path, why: str) -> StateUnusable:
-    """Return the error for a file that is not an intact state file."""
-    return StateUnusable(
-        f"the state file {path} is damaged or is no state file ({why})",
-        kept=_KEPT,
-        hint="move it away, with its -wal and -shm files, and run the same command again: it copies again"
-        " and compares, so nothing is lost or doubled; or point [state] path to the right file",
-    )
-
-
-def not_writable(path: Path, why: str, what: str = "state file") -> StateUnusable:
-    """Return the error for a file or folder that cannot be written or opened."""
-    return StateUnusable(
-        f"the {what} {path} or its folder is read-only for this user ({why})",
-        kept=_KEPT,
-        hint="give this user write permission on the file and its folder, or change [state] path",
-    )
+        return refusal("damaged", path=path, why=name)
+    return refusal("statement-refused", path=path, name=name)
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -158,10 +123,7 @@ def _copy(path: Path, memory: sqlite3.Connection) -> None:
             source.backup(memory)
         if before[-1] or _fingerprint(path) == before:
             return
-    raise Locked(
-        f"the state file {path} changes too fast to be read",
-        hint="wait for the other command to end, then run the same command again",
-    )
+    raise refusal("changing", path=path)
 
 
 def _fingerprint(path: Path) -> tuple[int, int, bool]:
@@ -187,18 +149,13 @@ def _opening(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except IsADirectoryError:
-        raise StateUnusable(
-            f"the {what} {path} is a folder", hint="name a file: [state] path in the configuration"
-        ) from None
+        raise refusal("is-folder", file=what, path=path) from None
     except PermissionError:
-        raise not_writable(path, "PermissionError", what) from None
+        raise refusal("not-writable", file=what, path=path, why="PermissionError") from None
     except OSError as error:
         if error.errno == errno.EROFS:
-            raise not_writable(path, "read-only file system", what) from None
-        raise MachineFailed(
-            f"the {what} {path} cannot be made or opened ({reason_of(error)})",
-            hint="check that its folder exists and has space, or change [state] path",
-        ) from None
+            raise refusal("not-writable", file=what, path=path, why="read-only file system") from None
+        raise refusal("not-opened", file=what, path=path, reason=reason_of(error)) from None
 
 
 def _check_header(path: Path) -> None:
@@ -206,10 +163,10 @@ def _check_header(path: Path) -> None:
     with _opening(path, "state file"), path.open("rb") as file:
         head = file.read(len(MAGIC))
     if head and head != MAGIC:
-        raise damaged(path, "not a database")
+        raise refusal("damaged", path=path, why="not a database")
 
 
 def _check_intact(connection: sqlite3.Connection, path: Path) -> None:
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict is None or verdict[0] != "ok":
-        raise damaged(path, "its pages do not fit together")
+        raise refusal("damaged", path=path, why="its pages do not fit together")

@@ -13,7 +13,7 @@ from yoyo.migrations import Migration as YoyoMigration
 from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
-from rekey.errors import GateClosed, Locked, MachineFailed, Refused, StateUnusable
+from rekey.errors import GateClosed
 from rekey.next_steps import apply_to
 from rekey.phases import ORDER, REVERSIBLE, Phase, ledger_id
 from rekey.state import backend as state_backend
@@ -21,6 +21,7 @@ from rekey.state import files
 from rekey.state.applied import applied_phases, handover, ledger_ids
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
+from rekey.state.refusals import refusal
 
 # Carries out, or takes back, one phase of the script with this id; blocks until it is done.
 Step = Callable[[str, Phase], None]
@@ -47,11 +48,7 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
                     with files.translating(path):
                         step(script_id, phase)
                 except BadMigration as error:
-                    raise MachineFailed(
-                        f"a step failed inside yoyo ({type(error).__name__})",
-                        kept="everything up to the last checkpoint",
-                        hint="run the same command again; if it fails again, report it with this text",
-                    ) from error
+                    raise refusal("step-failed", error=type(error).__name__) from error
 
             return carry_out
 
@@ -145,11 +142,7 @@ class Ledger:
         undone = [phase for phase in self._applied(backend, script_id) if phase not in kept]
         final = [phase for phase in undone if phase not in REVERSIBLE]
         if final:
-            raise Refused(
-                f"{script_id} has passed `{final[0]}`, from which there is no way back",
-                kept="Nothing was changed.",
-                hint="write a new migration that goes the other way",
-            )
+            raise refusal("no-way-back", script=script_id, phase=final[0])
         taken = {ledger_id(script_id, phase) for phase in undone}
         staying = set(ledger_ids(backend.connection)) & set(self._phases) - taken
         builds_on = {
@@ -158,10 +151,8 @@ class Ledger:
             if any(needed.id in taken for needed in self._phases[entry].depends)
         }
         if builds_on:
-            raise Refused(
-                f"{', '.join(sorted(builds_on))} builds on {script_id}",
-                kept="Nothing was changed.",
-                hint=f"`rekey rollback {max(builds_on)}` first",
+            raise refusal(
+                "builds-on", others=", ".join(sorted(builds_on)), script=script_id, last=max(builds_on)
             )
         return undone
 
@@ -184,10 +175,7 @@ class Ledger:
                 with backend.lock():
                     yield backend
             except LockTimeout:
-                raise Locked(
-                    f"the ledger in {self._path} is locked by another process",
-                    hint="wait for the other command to end, then run the same command again",
-                ) from None
+                raise refusal("ledger-locked", path=self._path) from None
 
     def _listed(self, script_id: str, phases: Iterable[Phase]) -> MigrationList:
         return MigrationList([self._phases[ledger_id(script_id, phase)] for phase in phases])
@@ -196,9 +184,5 @@ class Ledger:
         self._listed(script_id, ORDER)  # KeyError for an unknown script: a fault of the program
         done = applied_phases(ledger_ids(backend.connection), script_id)
         if done != list(ORDER[: len(done)]):
-            raise StateUnusable(
-                f"the ledger in {self._path} has a gap: {script_id} has {', '.join(done)}",
-                kept="Nothing was changed.",
-                hint="move the state file away and run `rekey apply` again: it asks the control row",
-            )
+            raise refusal("ledger-gap", path=self._path, script=script_id, done=", ".join(done))
         return done

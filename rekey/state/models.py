@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
+from rekey.state.refusals import refusal
 
 # The purpose of the backfill's segments.
 BACKFILL = "backfill"
@@ -78,11 +78,7 @@ class KeyTexts:
         if text is None:
             return None
         if text.startswith(SEALED):
-            raise StateUnusable(
-                "the checkpoints in the state file are sealed, and the migration was not opened",
-                kept="the state file, unchanged",
-                hint="run the command with [sealing] configured as it was when the migration began",
-            )
+            raise refusal("checkpoints-sealed")
         partition, row = json.loads(text)
         return EntityKey(partition, row)
 

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.state import applied, audit, files
 from rekey.state.audit import AuditEvent, utc_text
@@ -27,6 +26,7 @@ from rekey.state.models import (
     StoredDigests,
     Verification,
 )
+from rekey.state.refusals import refusal
 
 if TYPE_CHECKING:
     from rekey.state.filelock import FileLock
@@ -234,11 +234,7 @@ class State:
             rows = self._read("SELECT * FROM segment WHERE id = ?", segment.id)
             known = _segment(rows[0], keys) if rows else None
             if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
-                raise StateUnusable(
-                    "the state file does not hold the segment that was to be split",
-                    kept="all checkpoints",
-                    hint="run the same command again: it goes on from the last checkpoint",
-                )
+                raise refusal("no-segment")
             lower, upper = KeyRange(known.after, known.upto).split(middle)
             writer.update("segment", {"upto_key": keys.to_text("upto", lower.upto)}, id=segment.id)
             return self.add_segments(known.script_id, known.purpose, [upper])[-1]
@@ -358,11 +354,7 @@ class State:
         try:
             digests = _with_keys(json.loads(stored["sums"]), self._texts(script_id).from_text)
         except (KeyError, TypeError, ValueError):
-            raise StateUnusable(
-                "the stored digests of an earlier verification cannot be read",
-                kept="all tables; a verification changes none",
-                hint="run `rekey verify --mode full` again: it begins anew",
-            ) from None
+            raise refusal("digests-unreadable") from None
         return StoredDigests(stored["basis"], stored["begun_at"], digests)
 
     # --- audit --------------------------------------------------------------------------------------------
@@ -433,10 +425,7 @@ class State:
     def _writing(self) -> Iterator[Writer]:
         """Begin a transaction, or go on in this thread's: what is read in it cannot change meanwhile."""
         if self._writer is None:
-            raise StateUnusable(
-                f"the state file {self.path} was opened for reading only",
-                hint="this command has no side effects; use one that has",
-            )
+            raise refusal("for-reading-only", path=self.path)
         with self._guard, self._writer.transaction():
             yield self._writer
 

@@ -180,6 +180,8 @@ class StoreFacts:
     intents: Intents | None = None
     # Of the mapping, once the migration is complete.
     cohorts: tuple[Cohort, ...] = ()
+    # Migrations under way that look old keys up in the mapping, if its retention is over: it stays for them.
+    needed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +540,9 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
             sealed, keep_s = migration.is_sealed, sources.config.gates.mapping_retention_s
             if migration.inverse is None:
                 cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
-                store = replace(store, cohorts=cohorts)
+                due = any(cohort.is_due(now) for cohort in cohorts)
+                needed_by = await _looking_up(restricted, sources.scripts, declared) if due else ()
+                store = replace(store, cohorts=cohorts, needed_by=needed_by)
             if control is None or control.phase is not ControlPhase.RETIRED:
                 refused = await secrets_refused(open_migration(prepared, sources.accounts), control)
                 store = replace(store, refused=refused)
@@ -546,6 +550,19 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
         # A fact, not an error: the state file is read in any case.
         store = replace(store, unreachable=f"the restricted store could not be asked: {error.what}")
     return now, store
+
+
+async def _looking_up(
+    restricted: TableService, scripts: Mapping[str, Declared], declared: Declared
+) -> tuple[str, ...]:
+    """Return the migrations under way that look old keys up in a mapping: `rekey expire` refuses it."""
+    needing = []
+    for script_id, other in scripts.items():
+        if declared.script_id in other.migration.looked_up_in:
+            control = await ControlStore(restricted, script_id, other.migration.group).read()
+            if control is not None and control.is_followed:
+                needing.append(script_id)
+    return tuple(needing)
 
 
 def stands_on(

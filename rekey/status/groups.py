@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
-from rekey.present.text import wrapped
+from rekey.present.text import typed, wrapped
 from rekey.status.judge import Status
 
 
@@ -30,11 +30,12 @@ class Group:
     def lines(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about a group; `command` returns a command as it is to be typed here."""
         lines = wrapped(f"group {self.name}: {', '.join(self.members)}")
-        lines += wrapped(self.sentence, first=f"  {'safe' if self.safe else 'ATTENTION':<14}")
+        lines += wrapped(typed(self.sentence, command), first=f"  {'safe' if self.safe else 'ATTENTION':<14}")
         if self.next["command"]:
             lines.append(f"  {'next':<14}{command(self.next['command'].removeprefix('rekey '))}")
         if self.next["remark"]:
-            lines += wrapped(f"({self.next['remark']})", first=" " * 16, rest=" " * 17)
+            remark = typed(self.next["remark"], command)
+            lines += wrapped(f"({remark})", first=" " * 16, rest=" " * 17)
         return [*lines, *wrapped(self.stage, first=f"  {'stage':<14}")]
 
 

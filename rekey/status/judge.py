@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.joint import is_joint, names_in
 from rekey.core.plain import json_field, plain
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
@@ -422,9 +423,14 @@ def _but(verdict: Verdict, code: str, **values: object) -> Verdict:
 def _named(facts: Facts, code: str, values: Mapping[str, object]) -> dict[str, object]:
     script = facts.declared.cli_selector if code in _OF_A_GROUP else facts.script_id
     source = facts.declared.migration.source_label
-    return with_names(
-        {**values, "script": script, "source": source, "table": facts.source, "target": facts.target}
-    )
+    named = {**values, "script": script, "source": source, "table": facts.source, "target": facts.target}
+    are = is_joint(facts.declared.migration.tables[0])
+    named["target_is"] = f"{facts.target} {'are' if are else 'is'}"
+    named["target_is_copy"] = f"{facts.target} {'are copies' if are else 'is a copy'}"
+    named["target_has"] = f"{facts.target} {'have' if are else 'has'}"
+    authority = values.get("authority")
+    named["authority_is"] = named["target_is"] if authority == facts.target else f"{authority} is"
+    return with_names(named)
 
 
 def _verdict(facts: Facts, closed: str) -> Verdict:
@@ -462,7 +468,8 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _erasing(facts) or _verdict_of(facts, "mapping-over" if facts.due else "retired")
+            is_over = facts.due and not facts.store.needed_by
+            return _erasing(facts) or _verdict_of(facts, "mapping-over" if is_over else "retired")
         case _:
             verdict = _between_freezes(facts, control.phase, closed)
     if facts.paused:
@@ -493,8 +500,11 @@ def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
     target_is_authority = phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     sides = (facts.target, facts.source) if target_is_authority else (facts.source, facts.target)
     names = dict(zip(("authority", "other"), sides, strict=True))
-    if names["authority"] in missing:
-        no_copy = names["other"] in missing or phase is ControlPhase.SOURCE
+    # The main target may be several tables: without one of them rows of it are gone.
+    lost = {facts.source: facts.source in missing}
+    lost[facts.target] = not set(names_in(facts.declared.migration.tables[0])).isdisjoint(missing)
+    if lost[names["authority"]]:
+        no_copy = lost[names["other"]] or phase is ControlPhase.SOURCE
         code = "rows-missing" if no_copy else "authority-missing"
     else:
         code = "replica-missing" if phase is ControlPhase.DUAL_WRITE else "table-missing"

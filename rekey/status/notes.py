@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from rekey.core.progress import Progress
-from rekey.core.texts import Catalogue, catalogue, filled
+from rekey.core.texts import catalogue, filled
 
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
-
-
-@cache
-def _texts() -> Catalogue:
-    return catalogue(Path(__file__).with_name("notes.toml"))
+_TEXTS = Path(__file__).with_name("notes.toml")
 
 
 def note(
@@ -29,6 +24,6 @@ def note(
         values: by the names in braces in the text; they hold no key.
         figures: further members of the event in logs.
     """
-    texts = _texts()[code]
+    texts = catalogue(_TEXTS)[code]
     [text] = filled(texts, values, "text")
     progress.note(text, texts.get("event", code), **figures)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
-from rekey.core.texts import Catalogue, catalogue, filled
+from rekey.core.texts import catalogue, filled
 
-
-@cache
-def _texts() -> Catalogue:
-    return catalogue(Path(__file__).with_name("reasons.toml"))
+_TEXTS = Path(__file__).with_name("reasons.toml")
 
 
 def reason(code: str, /, **values: object) -> str:
     """Return a text of `reasons.toml`. `values`: by the names in braces; they hold no key."""
-    return filled(_texts()[code], values, "text")[0]
+    return filled(catalogue(_TEXTS)[code], values, "text")[0]

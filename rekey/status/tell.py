@@ -10,7 +10,7 @@ from rekey.core.clock import format_ticks
 from rekey.core.plain import plain
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
-from rekey.present.text import LABEL, counted, differing, duration, labelled, moment, wrapped
+from rekey.present.text import LABEL, counted, differing, duration, labelled, moment, typed, wrapped
 from rekey.project.config import LEAST_MAX_AGE_S
 from rekey.protocol.registry import Standing
 from rekey.status.facts import Abandoned, Facts
@@ -52,14 +52,14 @@ def status_lines(
     parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose)]
     parts += [_comparing(status), _not_migrated(status), _indexes(status), _kept(status)]
     for label, text in chain(*parts, _spent(status) if requests else []):
-        lines += labelled(label, text)
+        lines += labelled(label, typed(text, command))
     return lines
 
 
 def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return the lines about safety and the next command; `command` as in `status_lines`."""
     verdict = status.verdict
-    lines = labelled("safe" if verdict.safe else "ATTENTION", verdict.sentence)
+    lines = labelled("safe" if verdict.safe else "ATTENTION", typed(verdict.sentence, command))
     return [*lines, *next_lines(status, command)]
 
 
@@ -247,7 +247,9 @@ def _kept(status: Status) -> _Fields:
     if facts.due:
         names = ", ".join(cohort.name for cohort in kept if cohort.is_due(facts.now) and cohort.name != WHOLE)
         over = f"over: {names}" if names else "over"
-        yield "mapping", f"{over}; `rekey expire {facts.script_id}` erases it"
+        others = ", ".join(facts.store.needed_by)
+        then = f"`rekey expire {facts.script_id}` erases it"
+        yield "mapping", f"{over}; {f'it stays for a rollback of {others}' if others else then}"
     elif kept:
         name = "" if kept[0].name == WHOLE else f"; cohort {kept[0].name}"
         name += f" is the first of {len(kept)}" if len(kept) > 1 else ""
@@ -269,7 +271,9 @@ def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     # A command that is to be typed stands on a line of its own and is never wrapped.
     lines = [f"  {'next':<{LABEL}}{command(verdict.command)}"]
     if verdict.remark:
-        lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
+        lines += wrapped(
+            f"({typed(verdict.remark, command)})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3)
+        )
     return lines
 
 

@@ -3,21 +3,24 @@ memory and on Azurite alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from json import dumps
 
 import pytest
 
+from rekey.client.lease import ClientLease
+from rekey.client.sdk import router as router_module
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.filters import keys_asked
 from rekey.client.sdk.router import Carrier, PartRouter
-from rekey.errors import RowExists, WritesRefused
+from rekey.client.send import send_alone
+from rekey.errors import Ambiguous, RowExists, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.registry import Registry
-from rekey.tables.base import Operation, TableService
+from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.dual_write import delete, insert, merge, replace, upsert
 from tests.worlds.merged_tables import ALL, DE, FR, FREE, Merged, merging, order
@@ -283,6 +286,48 @@ async def test_rows_of_a_migration_in_capture_delta_are_used_from_its_cutover_on
     assert await Registry(service, merged.declared(FR)[0].script_id).list() == []
     assert await merged.values(merged.target) == {OF_DE: 2, OF_FR: 5}
     assert await merged.in_sources() == {DE: {OLD: 2}, FR: {}}
+
+
+async def test_rows_in_capture_delta_are_read_in_the_freeze_of_a_rollback_and_not_after_it(
+    service: TableService, table_name: Callable[[str], str]
+) -> None:
+    merged = await Merged.create(service, table_name, capture="delta")
+    await merged.begin(DE, DUAL)
+    await merged.begin(FR, *TO_CUTOVER, FREEZE)
+    async with following(merged) as carrier:
+        assert await refused(carrier, upsert(merged.new(FR))) == "frozen"
+        assert [await reads(carrier, key) for key in (OF_DE, OF_FR, None)] == ["", "", ""]
+    closed = "new-view-closed"
+    for phase in (DUAL, FREEZE):
+        await merged.begin(FR, phase)
+        async with following(merged) as carrier:
+            assert [await reads(carrier, key) for key in (OF_DE, OF_FR, None)] == ["", closed, closed]
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_late_row_in_capture_delta_is_not_reported_as_written_if_a_rollback_may_have_missed_it(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    merged = await Merged.create(service, table_name, capture="delta")
+    await merged.begin(DE, DUAL)
+    await merged.begin(FR, *TO_CUTOVER)
+
+    async def sent(
+        table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
+    ) -> list[str | None]:
+        await merged.begin(FR, FREEZE, DUAL)
+        return await send_alone(table, operations, wait)
+
+    async with following(merged) as carrier:
+        monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+        await carrier.write([insert(merged.new(FR))])
+        monkeypatch.setattr(router_module, "send_alone", sent)
+        again = [replace(merged.new(FR, value=2))]
+        if late:
+            with pytest.raises(Ambiguous):
+                await carrier.write(again)
+        else:
+            await carrier.write(again)
 
 
 @pytest.mark.parametrize("last", [DE, FR])

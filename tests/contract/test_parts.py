@@ -3,23 +3,29 @@ and on Azurite alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
-from rekey.client.lease import Permit
+from rekey import rows
+from rekey.client import route as route_module
+from rekey.client.lease import ClientLease, Permit
+from rekey.client.sdk import core as core_module
+from rekey.client.sdk import router as router_module
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.filters import keys_asked
 from rekey.client.sdk.router import Carrier
-from rekey.errors import RowExists, Unavailable, WritesRefused
+from rekey.client.send import send_alone
+from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
 from rekey.protocol.registry import Registry
-from rekey.tables.base import Operation, TableService
+from rekey.tables.base import Operation, Table, TableService
+from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.dual_write import insert, merge, replace, upsert
-from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, row
+from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, part, row
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
@@ -137,6 +143,55 @@ async def test_a_client_that_does_not_know_a_begun_part_writes_its_own_rows_alon
     assert await parts.rows(parts.source) == {S: 1}
 
 
+async def test_a_process_that_does_not_know_a_begun_part_reads_rows_of_all_that_it_follows(
+    parts: Parts,
+) -> None:
+    for tenant in (NORTH, SOUTH):
+        await parts.begin(tenant, DUAL)
+    await (await third_part(parts)).move(*TO_COMPLETE)
+    async with following(parts) as carrier:
+        stale = "unknown-part"
+        assert [await reads(carrier, key) for key in (N, S, F)] == ["", "", stale]
+        asked = [f"PartitionKey eq '{tenant}'" for tenant in (NORTH, SOUTH, FREE)]
+        assert [await reads(carrier, condition=each) for each in asked] == ["", "", stale]
+        for tenant in (NORTH, SOUTH):
+            await carrier.write([insert(row(tenant))])
+        assert await refused(carrier, insert(row(FREE))) == stale
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_late_row_in_capture_delta_that_moved_on_meanwhile_is_not_reported_as_written(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(NORTH, DUAL)
+
+    async def sent(
+        table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
+    ) -> list[str | None]:
+        await parts.begin(NORTH, FREEZE, CUTOVER)
+        return await send_alone(table, operations, wait)
+
+    async with following(parts) as carrier:
+        monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+        await carrier.write([insert(row(NORTH))])
+        monkeypatch.setattr(router_module, "send_alone", sent)
+        again = [replace(row(NORTH, value=2))]
+        if late:
+            with pytest.raises(Ambiguous):
+                await carrier.write(again)
+        else:
+            await carrier.write(again)
+
+
+async def third_part(parts: Parts) -> Begun:
+    """Return the migration of a third part, in `source`."""
+    third = declared_as(f"0009{parts.source}", part(parts.source, FREE, f"{parts.source}West"))
+    begun = await Begun(third, parts.service, parts.restricted).create_tables()
+    await begun.begin()
+    return begun
+
+
 async def test_a_part_that_has_not_begun_need_not_be_known(parts: Parts) -> None:
     await parts.begin(SOUTH, DUAL)
     await parts.begin(NORTH)
@@ -155,6 +210,90 @@ async def test_a_client_learns_of_a_part_that_begins_while_it_is_open(parts: Par
         assert lease is not None
         await lease.poll()
         assert await refused(carrier, replace(row(NORTH, value=2))) == "unknown-part"
+
+
+@pytest.mark.parametrize("own", [(), (SOURCE,), (DUAL,)], ids=["not begun", "source", "dual_write"])
+async def test_rows_of_an_unknown_part_are_not_read_as_rows_of_a_part_that_is_wider_in_the_own_script(
+    parts: Parts, own: tuple[ControlPhase, ...]
+) -> None:
+    if own:
+        await parts.begin(SOUTH, *(phase for phase in own if phase is not SOURCE))
+    await parts.begin(NORTH, *TO_COMPLETE)
+    [declared] = parts.declared(SOUTH)
+    both = rows.partition_key(one_of=[NORTH, SOUTH])
+    wider = part(parts.source, SOUTH, declared.migration.target.table, both)
+    carrier = parts.carrier(SOUTH, **{SOUTH: declared_as(declared.script_id, wider)})
+    try:
+        assert await reads(carrier, N) == "unknown-part"
+        assert await reads(carrier, condition=f"PartitionKey eq '{NORTH}'") == "unknown-part"
+    finally:
+        await carrier.close()
+
+
+@pytest.mark.parametrize("tenants", [(NORTH, SOUTH), (SOUTH,)], ids=["known", "unknown"])
+async def test_rows_in_capture_delta_are_not_read_while_a_rollback_copies_them_back(
+    service: TableService, table_name: Callable[[str], str], tenants: tuple[str, ...]
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(SOUTH, DUAL)
+    await parts.begin(NORTH, *TO_CUTOVER, FREEZE)
+    async with following(parts, *tenants) as carrier:
+        code = "part-moved" if NORTH in tenants else "unknown-part"
+        assert [await reads(carrier, key) for key in (N, S, None)] == [code, "", code]
+    await parts.begin(NORTH, DUAL)
+    async with following(parts, *tenants) as carrier:
+        assert [await reads(carrier, key) for key in (N, S, None)] == ["", "", ""]
+
+
+@pytest.mark.parametrize("phases", [(), (*TO_COMPLETE, RETIRED)], ids=["not begun", "retired"])
+async def test_a_table_with_rows_of_an_unknown_part_is_not_deleted(
+    parts: Parts, phases: tuple[ControlPhase, ...]
+) -> None:
+    if phases:
+        await parts.begin(SOUTH, *phases)
+    async with following(parts, SOUTH) as carrier:
+        await carrier.deleting_table()
+    await parts.begin(NORTH, DUAL)
+    async with following(parts, SOUTH) as carrier:
+        with pytest.raises(WritesRefused) as caught:
+            await carrier.deleting_table()
+        assert caught.value.code == "unknown-part"
+
+
+@pytest.mark.parametrize(
+    ("tenants", "phases"),
+    [((SOUTH,), ()), ((SOUTH,), (SOURCE,)), ((SOUTH,), (DUAL,)), ((NORTH, SOUTH), (DUAL,))],
+    ids=["not begun", "source", "dual_write", "two parts"],
+)
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_late_row_of_a_part_that_began_meanwhile_is_not_reported_as_written(
+    parts: Parts,
+    monkeypatch: pytest.MonkeyPatch,
+    tenants: tuple[str, ...],
+    phases: tuple[ControlPhase, ...],
+    late: bool,
+) -> None:
+    """Its runner takes the client for dead by then, and may have read the row's place."""
+    if phases:
+        await parts.begin(SOUTH, *(phase for phase in phases if phase is not SOURCE))
+    free = await third_part(parts)
+
+    async def sent(
+        table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
+    ) -> list[str | None]:
+        await free.move(DUAL)
+        return await send_alone(table, operations, wait)
+
+    for module in (core_module, route_module, router_module):
+        monkeypatch.setattr(module, "send_alone", sent)
+    monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+    async with following(parts, *tenants) as carrier:
+        if late:
+            with pytest.raises(Ambiguous):
+                await carrier.write([insert(row(FREE))])
+        else:
+            await carrier.write([insert(row(FREE))])
+    assert await parts.rows(parts.source) == {F: 1}
 
 
 async def test_a_transaction_of_several_parts_is_atomic_while_nothing_follows_them(

@@ -128,7 +128,7 @@ PURE = {
 
 VALUES = {
     *("project.config", "inspect.inventory", "tables.base", "core.clock", "tables.probe"),
-    "core.texts",  # reads texts that are part of the package
+    *("core.texts", "mapping.refusals", "state.refusals"),  # read texts that are part of the package
 }
 """Modules that pure ones may take values and types from, although they stand beside I/O."""
 

@@ -41,7 +41,7 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Sweeper
 from rekey.runner import clients
-from rekey.runner.phases import cutover, dual_write
+from rekey.runner.phases import backfill, cutover, dual_write
 from rekey.runner.run import Options, tell_nobody
 from rekey.tables.base import Accounts
 from tests.fakes.faults import Call
@@ -76,6 +76,7 @@ class PartsWorld(Scenario):
         *,
         absent: Sequence[str] = (),
         looks: int = 0,
+        ends: bool = False,
     ) -> None:
         """Take the world.
 
@@ -86,10 +87,11 @@ class PartsWorld(Scenario):
             moves: parts that a runner begins to move, up to the cutover. The others are in `dual_write`.
             absent: parts whose migration has not begun.
             looks: how often the process looks at the control rows after its first look.
+            ends: whether the process ends after its last write.
         """
         super().__init__(scheduler)
         self.follows, self.writes, self.moves = follows, writes, moves
-        self.absent, self.looks = absent, looks
+        self.absent, self.looks, self.ends = absent, looks, ends
         self.store = service_of(scheduler)
         self.acknowledged: set[tuple[EntityKey, int]] = set()
         dual_moves._numbers[0] = itertools.count()
@@ -177,6 +179,9 @@ class PartsWorld(Scenario):
                 await carrier.write([operation])
                 self.acknowledged.add((key_of(operation.row), number))
         await looking
+        if self.ends:
+            await carrier.close()
+            return
         for core in cores:
             if core._working is not None:
                 await core._working.writer.settle()
@@ -196,6 +201,8 @@ class PartsWorld(Scenario):
             if await dual_write.gate(run):
                 return
             await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+            if await backfill.gate(run):
+                return
             await self._copy(tenant)
             if await clients.closed_by_other_parts(run):
                 return
@@ -236,7 +243,9 @@ class PartsWorld(Scenario):
             journal=journal,
             mapping=mapping,
             sweeper=Sweeper(journal, ReversePropagator(propagator)),
-            config=SimpleNamespace(gates=gates, limits=SimpleNamespace(concurrency=1)),
+            config=SimpleNamespace(
+                gates=gates, limits=SimpleNamespace(concurrency=1), tables=SimpleNamespace(endpoint="")
+            ),
             clock=Waits(self.scheduler),
             check=go_on,
             still_alone=go_on,
@@ -312,25 +321,35 @@ def gates_ask_no_clients_of_other_parts() -> Iterator[None]:
     with (
         mock.patch.object(clients, "closed_by_other_parts", none),
         mock.patch.object(dual_write, "closed_by_other_parts", none),
+        mock.patch.object(backfill, "closed_by_other_parts", none),
     ):
         yield
+
+
+def the_copy_asks_no_clients_of_other_parts() -> Any:
+    """Copy whoever may not know that the part has begun."""
+
+    async def none(_run: object) -> list[str]:
+        return []
+
+    return mock.patch.object(backfill, "gate", none)
 
 
 @contextmanager
 def clients_look_before_they_register() -> Iterator[None]:
     """Read which parts are migrated before the client can be seen."""
-    beat, begun_parts = Registry.beat, ControlStore.begun_parts
+    beat, parts = Registry.beat, ControlStore.parts
     seen: dict[str, Any] = {}  # of the process of the run that is made
 
     async def look_and_beat(self: Registry, client: Any) -> None:
-        seen[self.script_id] = await begun_parts(ControlStore(self._service, self.script_id))
+        seen[self.script_id] = await parts(ControlStore(self._service, self.script_id))
         await beat(self, client)
 
     async def as_seen(self: ControlStore) -> Any:
-        return seen[self.script_id]
+        return seen[self.script_id] if self.script_id in seen else await parts(self)  # a runner's
 
     with (
         mock.patch.object(Registry, "beat", look_and_beat),
-        mock.patch.object(ControlStore, "begun_parts", as_seen),
+        mock.patch.object(ControlStore, "parts", as_seen),
     ):
         yield

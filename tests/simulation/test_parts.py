@@ -1,7 +1,8 @@
 """Two parts of one table in every order: under a process that follows both, and beside one that follows one.
 
-Soak: both parts move.
+Soak: both parts move; the process that follows one of them ends.
 Reason, and what `make test` covers: minutes; one part moves, under each process, and each rule switched off.
+`tests/scenarios/runner/test_parts_at_once.py` has a process that ends.
 """
 
 from __future__ import annotations
@@ -57,6 +58,19 @@ def test_a_process_that_follows_one_part_loses_no_row_of_the_other(
     absent: tuple[str, ...], preemptions: int
 ) -> None:
     harmless(searched(Budget(preemptions=preemptions), ALONE, (SOUTH,), absent=absent), 500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_a_process_that_follows_one_part_and_ends_loses_no_row_of_the_other() -> None:
+    harmless(searched(Budget(preemptions=3), ALONE, (SOUTH,), ends=True), 2_500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_nothing_is_copied_while_a_process_may_not_know_of_the_part() -> None:
+    """It registered between the gate and the move, and has ended when the next gate asks."""
+    lost(parts_small.the_copy_asks_no_clients_of_other_parts(), Budget(preemptions=3), ALONE, ends=True)
 
 
 def test_each_row_is_written_by_the_client_of_its_part() -> None:

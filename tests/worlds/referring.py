@@ -25,21 +25,20 @@ ANN, ZED, GHOST = "ann@example.com", "zed@example.com", "ghost@example.com"
 USERS_MAPPER = Mapper(USERS, {"users": SECRET})
 
 
-def _orders() -> Migration:
-    users = Declared(USERS_ID, Path("0000_users.py"), "", frozenset(), USERS, USERS.digest())
-    new_keys = {None: {"PartitionKey": USERS.target.partition_key, "RowKey": USERS.target.row_key}}
-    referred = Referred(
-        new_keys, USERS.source, {None: USERS.target.table}, None, "", USERS.target.table, users
-    )
+def orders_of(users: Declared, source: str = "Orders") -> Migration:
+    """Return a migration of orders whose property `Mail` is the old RowKey of a row of `users`."""
+    to = users.migration.target
+    new_keys = {None: {"PartitionKey": to.partition_key, "RowKey": to.row_key}}
+    referred = Referred(new_keys, users.migration.source, {None: to.table}, None, "", to.table, users)
     with reading(ORDERS_ID, lambda _via: referred):
         reference = props.reference(
-            "Mail", to="UserId", via=USERS_ID, partition="PartitionKey", keep_old=False
+            "Mail", to="UserId", via=users.script_id, partition="PartitionKey", keep_old=False
         )
-        target = Target("OrdersV2", partition_key=keys.keep(), row_key=keys.keep(), properties=[reference])
-        return Migration(source="Orders", target=target, capture="dual-write")
+        target = Target(f"{source}V2", partition_key=keys.keep(), row_key=keys.keep(), properties=[reference])
+        return Migration(source=source, target=target, capture="dual-write")
 
 
-ORDERS = _orders()
+ORDERS = orders_of(Declared(USERS_ID, Path("0000_users.py"), "", frozenset(), USERS, USERS.digest()))
 
 
 def order(version: int, mail: str | None, number: str = "1") -> Row:

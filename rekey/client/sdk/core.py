@@ -4,8 +4,8 @@ registers the client and reads the control row."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -15,13 +15,13 @@ from rekey.client.parts import ClientParts, Counters, refused_by
 from rekey.client.reading import closed
 from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
+from rekey.client.sdk.leased import Leased
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.takeover import TakeOver, pause_s
 from rekey.core.concurrency import cancel
 from rekey.core.joint import joint_key, joint_row
-from rekey.core.key_space import KeySpace
 from rekey.errors import (
     CredentialRefused,
     EndpointDown,
@@ -32,7 +32,7 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.model import EntityKey
+from rekey.model import Row
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import side_by_side
@@ -43,7 +43,6 @@ from rekey.protocol.rules import (
     MIXED_PARTS,
     NEW_VIEW_CLOSED,
     OTHERS_ROW,
-    PART_MOVED,
     Route,
     View,
     index_write_refused,
@@ -52,11 +51,10 @@ from rekey.protocol.rules import (
     refusal_code,
     route,
 )
-from rekey.tables.allowance import while_allowed, while_also
+from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation, Table, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
-TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 # Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
@@ -74,152 +72,54 @@ class _Working:
     takes_over: TakeOver
 
 
-def part_reads_refused(
-    lease: ClientLease,
-    phase: ControlPhase | None,
-    part: KeySpace,
-    code: str,
-    key: EntityKey | None,
-    asked: KeySpace | None,
-) -> str:
-    """Return "" when a read in the old view of a part of a table may be done, otherwise the refusal's code.
-
-    Args:
-        lease: of a client of the part.
-        phase: of the migration.
-        part: the keys of the part.
-        code: why rows of the part are not read, "" if they are.
-        key: of the row that is read; None for a query.
-        asked: the keys that the query can return, None for any.
-
-    Raises:
-        WritesRefused: the read may show rows of another part that the client does not know.
-    """
-    is_inside = key in part if key is not None else asked is not None and asked.is_within(part)
-    is_apart = is_of_others(part, key, asked)
-    if not is_inside:
-        lease.require_known_parts(reads=True)
-    if not code:
-        return ""
-    # `retire` has deleted the part's rows: a query shows those of others alone.
-    if is_apart or (key is None and not is_inside and phase is ControlPhase.RETIRED):
-        lease.require_same_part()
-        return ""
-    return PART_MOVED
+def rows_in(read: Read, status: int, body: bytes) -> list[Row]:
+    """Return the rows that the answer to a read shows. Raises ValueError: it was requested in another format,
+    without ETags."""
+    if status != HTTPStatus.OK:
+        return []
+    return decode_rows(body) if read.key is None else [decode_row(body)]
 
 
-def is_of_others(own: KeySpace, key: EntityKey | None, asked: KeySpace | None) -> bool:
-    """Tell whether a read provably shows no row with one of a migration's `own` keys. `key`, `asked`: as of
-    `ClientCore.reading`."""
-    return key not in own if key is not None else asked is not None and asked.is_apart_from(own)
-
-
-def merged_reads_refused(
-    options: ClientOptions, code: str, key: EntityKey | None, asked: KeySpace | None
-) -> WritesRefused | None:
-    """Return why a read in the new view of a table that several migrations fill is refused. `code`: why rows
-    of this migration are not read, "" if they are; `key`, `asked`: as of `ClientCore.reading`."""
-    own, script_id = options.key_space, options.declared.script_id
-    if not code or (own is not None and is_of_others(own, key, asked)):
-        return None
-    until = "`rekey status` says that the backfill is done" if options.is_followed else "its cutover"
-    return WritesRefused(
-        code,
-        f"{options.table} does not have all rows of {script_id} yet, so none of them is read there",
-        hint=f"use their old table until {until}; a query of other rows compares PartitionKey with theirs",
-    )
-
-
-@asynccontextmanager
-async def passed_by(lease: ClientLease, *, waits: bool = False) -> AsyncIterator[Permit]:
-    """Hold a permit while rows are written to the source that replicas of this part do not follow. Raises
-    WritesRefused: it is not known which rows are of the part."""
-    async with lease.operation(writes=True, waits=waits) as permit:
-        lease.require_known_parts()
-        lease.require_same_part()
-        with while_also(partial(lease.check, permit)):
-            yield permit
-
-
-def table_in_use(table: str, script_id: str) -> WritesRefused:
-    """Return the refusal to delete a table that a migration works with."""
-    return WritesRefused(
-        TABLE_IN_USE,
-        f"{table} is not deleted: the migration {script_id} works with it",
-        hint="roll the migration back with `rekey rollback`, or complete it; `rekey retire` deletes"
-        " the old table",
-        kept="the table",
-    )
-
-
-class ClientCore:
+class ClientCore(Leased):
     """Writes, permits and shadow reads of one client."""
 
     def __init__(self, options: ClientOptions, connect: Callable[[], Accounts]) -> None:
         """Create the core. `connect` makes the connections when they are first needed."""
-        self.options, self.table = options, options.table
+        super().__init__(options, connect)
         self.counters = Counters()
         # Returns a context in which a write that nothing follows is sent; it refuses one that may be of a row
         # of another part of the table (`rekey.client.sdk.router`).
         self.beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        self._connect = connect
-        self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
         self._migration: OpenMigration | None = None
-        self._lease: ClientLease | None = None
         self._working: _Working | None = None
         self._takes_over: asyncio.Task[None] | None = None
-        self._closed = False
-
-    @property
-    def is_open(self) -> bool:
-        return self._lease is not None
 
     @property
     def is_working(self) -> bool:
         """Whether its migration has a control row, as far as it knows."""
         return self._working is not None
 
-    async def open(self) -> ClientLease:
-        """Register and read the control row for the first time; later calls only return the lease.
+    def _leased(self, accounts: Accounts) -> ClientLease:
+        self._migration = migration = open_migration(self.options.prepared, accounts)
+        return ClientLease(
+            migration.control,
+            Registry(accounts.restricted, self.options.declared.script_id),
+            self.options.facts,
+            settings=self.options.settings,
+            settle=self._settle,
+            counters=partial(asdict, self.counters),
+            left=lambda: 0 if self._working is None else self._working.writer.left,
+            signature_valid_s=lambda: max(
+                accounts.tables.signature_valid_s, accounts.restricted.signature_valid_s
+            ),
+        )
 
-        Raises:
-            ServiceError: the mapping could not be opened in `freeze_wait_s`, or the credential does not reach
-                a table of the migration.
-            WritesRefused: the client is closed, or the wrapping key is another one.
-        """
-        async with self._opening:
-            if self._lease is not None:
-                return self._lease
-            if self._closed:
-                raise closed(self.options.declared.script_id).error()
-            accounts = self._connect()
-            self._migration = migration = open_migration(self.options.prepared, accounts)
-            lease = ClientLease(
-                migration.control,
-                Registry(accounts.restricted, self.options.declared.script_id),
-                self.options.facts,
-                settings=self.options.settings,
-                settle=self._settle,
-                counters=partial(asdict, self.counters),
-                left=lambda: 0 if self._working is None else self._working.writer.left,
-                signature_valid_s=lambda: max(
-                    accounts.tables.signature_valid_s, accounts.restricted.signature_valid_s
-                ),
-            )
-            await lease.start()
-            try:
-                # Also before the migration begins: later, such a credential would leave replicas behind.
-                await self._check_credential(accounts.tables, lease.control)
-                await self._first_worker(lease)
-            except BaseException:
-                self._migration = None
-                await lease.close()  # otherwise its beats would go on
-                await accounts.close()
-                raise
-            self._lease = lease
-            self._takes_over = asyncio.create_task(self._take_over(lease))
-            return lease
+    async def _begin(self, accounts: Accounts, lease: ClientLease) -> None:
+        # Also before the migration begins: later, such a credential would leave replicas behind.
+        await self._check_credential(accounts.tables, lease.control)
+        await self._first_worker(lease)
+        self._takes_over = asyncio.create_task(self._take_over(lease))
 
     async def _check_credential(self, tables: TableService, control: ControlRow | None) -> None:
         """Raise CredentialRefused when the client's credential does not reach a table that it may write."""
@@ -249,26 +149,16 @@ class ClientCore:
                     raise
                 await asyncio.sleep(self.options.settings.poll_s)
 
-    async def close(self) -> None:
-        """Settle and close. Idempotent; a closed client refuses operations."""
-        self._closed = True
-        async with self._opening:  # otherwise a client that is registering now would beat for ever
-            working, lease, migration = self._working, self._lease, self._migration
-            takes_over = self._takes_over
-        self._migration = None
-        if takes_over is not None:
-            await cancel([takes_over])
-        if working is not None:
-            await working.shadow.close()
-        try:
-            if lease is not None:
-                await lease.close()
-            if self._working is not None:
-                await self._working.shadow.close()
-                await self._working.writer.close()
-        finally:
-            if migration is not None:
-                await migration.accounts.close()
+    async def _stop(self) -> None:
+        if self._takes_over is not None:
+            await cancel([self._takes_over])
+        if self._working is not None:
+            await self._working.shadow.close()
+
+    async def _finish(self) -> None:
+        if self._working is not None:
+            await self._working.shadow.close()
+            await self._working.writer.close()
 
     # --- writes -------------------------------------------------------------------------------------------
 
@@ -298,8 +188,7 @@ class ClientCore:
             if self.options.is_index:
                 # Index tables are read in the new view, and written only once the migration is complete.
                 code = index_write_refused(permit.phase)
-                key_space = self.options.declared.migration.key_spaces.get(self.table)
-                if key_space and any(operation.key not in key_space for operation in operations):
+                if any(not self.covers(operation.key) for operation in operations):
                     code = OTHERS_ROW
             elif permit.phase is not None:
                 return None
@@ -320,18 +209,16 @@ class ClientCore:
                         wait = partial(asyncio.sleep, settings.max_in_flight_s)
                         etags = await send_alone(table, operations, wait)
             self.counters.writes += len(operations)
-            if not self.options.is_index:
-                await self.announce_if_late(operations, permit)
+            await self.announce_if_late(operations, permit)
             return etags
 
     async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Write intents for a write that nothing follows if it was answered after its permit had expired.
-        Raises ServiceError: as `Writer.announce_again`."""
         lease = await self.open()
         if self.options.is_index or lease.in_time(permit):
             return
         try:
             await lease.reread()
+            lease.require_known_parts()
             working = None if lease.control is None else await self._worker(lease, lease.control)
         except RekeyError:  # a refusal would say that nothing was written, but this was
             raise took_too_long(self.table, sent=True) from None
@@ -340,21 +227,7 @@ class ClientCore:
 
     # --- parts of a table -----------------------------------------------------------------------------------
 
-    def covers(self, key: EntityKey) -> bool:
-        """Tell whether a row of the client's table with this key is the migration's."""
-        return self.options.key_space is None or key in self.options.key_space
-
-    @asynccontextmanager
-    async def passing(self, *, waits: bool = False) -> AsyncIterator[Permit]:
-        """Hold a permit while rows are written to the client's table that this client does not follow.
-        `waits`: as of `ClientLease.operation`. Raises WritesRefused: it is not known that none of them is its
-        own."""
-        async with passed_by(await self.open(), waits=waits) as permit:
-            yield permit
-
     def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when the migration's rows may be written to the client's table without being followed,
-        otherwise the refusal's code."""
         view, reverse = self.options.view, self.options.declared.migration.reverse
         if self.options.is_index and (code := index_write_refused(permit.phase)):
             return code
@@ -375,25 +248,9 @@ class ClientCore:
 
     # --- reads --------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None
-    ) -> AsyncIterator[Permit]:
-        """Hold the permit of one read of the client's table: of the row with a key, or a query. `asked`: the
-        keys that the query can return, None for any. Raises WritesRefused."""
-        lease = await self.open()
-        async with lease.operation(writes=False) as permit:
-            view, migration = self.options.view, self.options.declared.migration
-            code = reads_refused(permit.phase, view, copied=permit.copied, reverse=migration.reverse)
-            if view is View.OLD and migration.key_space is not None:
-                code = part_reads_refused(lease, permit.phase, migration.key_space, code, key, asked)
-            elif view is View.NEW and self.options.is_routed:
-                if (refused := merged_reads_refused(self.options, code, key, asked)) is not None:
-                    raise refused
-                code = ""
-            if code:
-                raise refusal(code, self.table)
-            yield permit
+    def _reads_refused(self, permit: Permit) -> str:
+        reverse = self.options.declared.migration.reverse
+        return reads_refused(permit.phase, self.options.view, copied=permit.copied, reverse=reverse)
 
     def shadows(self) -> bool:
         """Draw whether a read is repeated on the other side."""
@@ -401,30 +258,22 @@ class ClientCore:
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
         """Queue a comparison of an answered read with the other side."""
+        try:
+            self.compare(read, rows_in(read, status, body))
+        except ValueError:
+            self.counters.ignored += 1
+
+    def compare(self, read: Read, rows: Sequence[Row]) -> None:
+        """Queue a comparison of the rows that a read has shown with the other side."""
         if self._working is None or self._closed:
             return
         shadow, prefix = self._working.shadow, self.options.prefix
-        try:
-            if read.key is not None:
-                row = joint_row(prefix, decode_row(body)) if status == HTTPStatus.OK else None
-                shadow.offer(joint_key(prefix, read.key), row, whole=row is None or not read.partial)
-            elif status == HTTPStatus.OK:
-                rows = [joint_row(prefix, row) for row in decode_rows(body)]
-                shadow.offer_page(rows, whole=not read.partial)
-        except ValueError:
-            self.counters.ignored += 1  # requested in another format, without ETags
-
-    # --- the table itself ---------------------------------------------------------------------------------
-
-    async def deleting_table(self) -> None:
-        """Raise WritesRefused while the migration works with the client's table."""
-        lease = await self.open()
-        async with lease.operation(writes=False) as permit:
-            done = permit.phase in (None, ControlPhase.RETIRED)
-            is_complete = permit.phase is ControlPhase.COMPLETE and not permit.maintained
-            if done or (is_complete and self.options.view is View.NEW):
-                return
-        raise table_in_use(self.table, self.options.declared.script_id)
+        rows = [joint_row(prefix, row) for row in rows]
+        if read.key is None:
+            shadow.offer_page(rows, whole=not read.partial)
+        else:
+            row = rows[0] if rows else None
+            shadow.offer(joint_key(prefix, read.key), row, whole=row is None or not read.partial)
 
     # --- parts --------------------------------------------------------------------------------------------
 

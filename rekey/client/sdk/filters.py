@@ -14,6 +14,11 @@ from rekey.declaration.rows import AllOf, Bounds, KeyIs, Value
 # Possessive, as in `calls`.
 _TEXT = r"'(?:[^']++|'')*+'"
 _TOKEN = re.compile(rf"{_TEXT}|[()']|[^\s()']++")
+# Names and keywords, numbers, and beginnings of typed constants. A service may read what is written without
+# spaces as several tokens: `5or` as a number and an `or`.
+_UNDERSTOOD = re.compile(
+    rf"{_TEXT}|[()]|[^\W\d]\w*+|-?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?[DFLMdflm]?", re.DOTALL
+)
 _COMPARISON = re.compile(
     rf"(?P<name>PartitionKey|RowKey) (?P<operator>eq|ge|gt|le|lt) (?P<value>{_TEXT})", re.DOTALL
 )
@@ -25,7 +30,10 @@ def keys_asked(condition: str) -> KeySpace | None:
     Comparisons of the keys with constants are understood where all of them must hold, with `and`. Everything
     else in a filter can only leave rows out, except `or`, of which nothing is understood.
     """
-    comparisons = _conjuncts(_TOKEN.findall(condition))
+    tokens = _TOKEN.findall(condition)
+    if not all(map(_UNDERSTOOD.fullmatch, tokens)):
+        return None
+    comparisons = _conjuncts(tokens)
     understood = [_key_is(*comparison) for each in comparisons if (comparison := _comparison(each))]
     return space_of(AllOf(tuple(understood))) if understood else None
 
@@ -37,7 +45,7 @@ def _conjuncts(tokens: Sequence[str]) -> list[str]:
     depth = 0
     for token in tokens:
         depth += {"(": 1, ")": -1}.get(token, 0)
-        if depth < 0 or token == "'":  # noqa: S105 - a quotation mark without a second one
+        if depth < 0:
             return []
         if depth == 0 and token.lower() == "or":
             return []

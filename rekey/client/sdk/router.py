@@ -14,13 +14,13 @@ from typing import Protocol, TypeAlias
 
 from rekey.client.lease import Permit
 from rekey.client.sdk.calls import Read
-from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.core import ClientCore, rows_in
 from rekey.client.sdk.guard import PartGuard
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.core.key_space import KeySpace
 from rekey.errors import ConfigurationError
-from rekey.model import EntityKey
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.rules import OTHERS_ROW, View, refusal
 from rekey.tables.base import Accounts, Operation
@@ -41,13 +41,19 @@ class Part(Protocol):
     def passing(self, *, waits: bool = False) -> AbstractAsyncContextManager[Permit]:
         """Hold a permit while rows are written that it does not follow."""
 
+    def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
+        """Tell whether a read is provably of rows of the part alone."""
+
     def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None
+        self, key: EntityKey | None = None, asked: KeySpace | None = None, *, is_held: bool = False
     ) -> AbstractAsyncContextManager[Permit]:
-        """Hold the permit of a read."""
+        """Hold the permit of a read. `is_held`: whether another part `holds` it."""
 
     def unfollowed_refused(self, permit: Permit) -> str:
         """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
+
+    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Announce rows of the part that were written unfollowed, and answered too late."""
 
     async def deleting_table(self) -> None:
         """Raise WritesRefused while the migration works with the table."""
@@ -101,9 +107,10 @@ class PartRouter:
     ) -> AsyncIterator[None]:
         """Hold the permits of one read, of all clients; as `ClientCore.reading`."""
         await self.open()
+        is_held = any(part.holds(key, asked) for part in self._parts)
         async with AsyncExitStack() as permits:
             for part in self._parts:
-                await permits.enter_async_context(part.reading(key, asked))
+                await permits.enter_async_context(part.reading(key, asked, is_held=is_held))
             yield
 
     async def deleting_table(self) -> None:
@@ -117,10 +124,18 @@ class PartRouter:
         return working is not None and working.shadows()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
-        """Queue a comparison of an answered read with the other side, by each client that has rows of it."""
+        """Queue a comparison of a read with the other side, of each row by the client of its migration."""
+        try:
+            rows = rows_in(read, status, body)
+        except ValueError:
+            self._cores[0].counters.ignored += 1
+            return
+        named = [row for row in rows if {PARTITION_KEY, ROW_KEY} <= row.keys()]
         for core in self._compared:
-            if read.key is None or core.covers(read.key):
-                core.shadow(read, status, body)
+            if read.key is None:
+                core.compare(read, [row for row in named if core.covers(key_of(row))])
+            elif core.covers(read.key):
+                core.compare(read, rows)
 
     def _owner(self, key: EntityKey) -> Part | None:
         return next((part for part in self._parts if part.covers(key)), None)
@@ -159,7 +174,7 @@ class PartRouter:
             late = []
             for part, permit in permitted:
                 own = [each for each, owner in zip(operations, owners, strict=True) if owner is part]
-                if own and isinstance(part, ClientCore):
+                if own:
                     late.append(part.announce_if_late(own, permit))
             await side_by_side(late)  # an error of one part keeps no other from its intents
             return etags

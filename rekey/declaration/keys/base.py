@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from rekey.core.edm import DATETIME, canonical_text, edm_type
 from rekey.core.plain import members
+from rekey.core.texts import catalogue, filled
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
@@ -202,10 +204,25 @@ class Plain(Changed):
     of: Expression
 
 
-def refuse_if(wrong: object, field: str, problem: str, *, cure: str) -> None:
-    """Raise InvalidDeclaration if `wrong`."""
+_PROBLEMS = Path(__file__).parent.with_name("problems.toml")
+
+
+def invalid(field: str, code: str, *, fault: str = "", **values: Any) -> InvalidDeclaration:
+    """Return (do not raise) an error.
+
+    Args:
+        field: as in InvalidDeclaration, like `fault`.
+        code: the entry of its texts in `problems.toml`.
+        values: by the names in the texts; one named like a part (`cure=`) replaces that whole text.
+    """
+    problem, cure = filled(catalogue(_PROBLEMS)[code], values, "problem", "cure")
+    return InvalidDeclaration(field, problem, cure=cure, fault=fault)
+
+
+def refuse_if(wrong: object, field: str, code: str, **values: Any) -> None:
+    """Raise InvalidDeclaration if `wrong`; arguments as for `invalid`."""
     if wrong:
-        raise InvalidDeclaration(field, problem, cure=cure)
+        raise invalid(field, code, **values)
 
 
 def not_an_expression(field: str, value: object) -> InvalidDeclaration:
@@ -242,26 +259,25 @@ def need_list(field: str, value: object, kind: type, what: str, *, cure: str) ->
 def need_text(field: str, value: object, *, empty: bool = False) -> str:
     """Return `value` if it is UTF-8 text, not empty unless `empty`. Raises InvalidDeclaration."""
     text = need(field, value, str, "is not text", cure="write a string")
-    refuse_if(not text and not empty, field, "the text is empty", cure="write at least one character")
-    half = any("\ud800" <= character <= "\udfff" for character in text)
-    refuse_if(half, field, "the text holds half of a surrogate pair", cure="write whole characters")
+    refuse_if(not text and not empty, field, "empty-text")
+    refuse_if(any("\ud800" <= character <= "\udfff" for character in text), field, "half-surrogate")
     return text
 
 
 def need_int(field: str, value: object, *, least: int | None = None, most: int | None = None) -> int:
     """Return `value` if it is an integer within the bounds. Raises InvalidDeclaration."""
-    refuse_if(isinstance(value, bool), field, "a bool is not an integer", cure="write an integer")
+    refuse_if(isinstance(value, bool), field, "no-integer")
     number = need(field, value, int, "is not an integer", cure="write an integer")
     outside = (least is not None and number < least) or (most is not None and number > most)
     bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-    refuse_if(outside, field, f"{number} is out of range", cure=f"write a number that is {bounds}")
+    refuse_if(outside, field, "out-of-range", number=number, bounds=bounds)
     return number
 
 
 def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
     """Return `value` if it is one of the allowed names. Raises InvalidDeclaration, which lists them."""
     if not isinstance(value, str) or value not in allowed:
-        raise InvalidDeclaration(field, f"{value!r} is not known", cure=f"use one of {', '.join(allowed)}")
+        raise invalid(field, "not-known", value=value, allowed=", ".join(allowed))
     return value
 
 
@@ -282,12 +298,10 @@ class Prop(Expression, op="prop"):
 
     def __post_init__(self) -> None:
         field, name = "keys.prop(name)", need_text("keys.prop(name)", self.name)
-        metadata = "@" in name or name.startswith("odata.")
-        refuse_if(metadata, field, "annotations and metadata are not properties", cure="name a property")
+        refuse_if("@" in name or name.startswith("odata."), field, "no-property")
         if self.default is not None:
             need_text("keys.prop(default)", self.default, empty=True)
-            is_key = name in (PARTITION_KEY, ROW_KEY)
-            refuse_if(is_key, "keys.prop(default)", f"{name} is never missing", cure="leave default= out")
+            refuse_if(name in (PARTITION_KEY, ROW_KEY), "keys.prop(default)", "never-missing", name=name)
 
     def compile(self, scope: Scope) -> Evaluator:
         name, default, annotation = self.name, self.default, self.name + TYPE_SUFFIX
@@ -363,16 +377,12 @@ class Item(Expression, op="item"):
         return lambda _, item: item
 
 
-KEEPS_WHOLE_KEYS = "keys.keep() is a whole key, not a part of one"
-KEEP_CURE = 'write keys.prop("PartitionKey") or keys.prop("RowKey") there'
-
-
 @dataclass(frozen=True)
 class Kept(Expression, op="keep"):
     """The key as it is; a table of a declaration replaces it by `Prop`. See `keep`."""
 
     def compile(self, scope: Scope) -> Evaluator:
-        raise InvalidDeclaration(scope.field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+        raise invalid(scope.field, "keeps-whole-key")
 
 
 def keep() -> Expression:
@@ -416,8 +426,7 @@ class Join(Expression, op="join"):
 
     def __post_init__(self) -> None:
         need_text("keys.join(separator)", self.separator, empty=True)
-        cure = "name the expressions to join"
-        refuse_if(not self.parts, "keys.join", "there is nothing to join", cure=cure)
+        refuse_if(not self.parts, "keys.join", "nothing-to-join")
         for part in self.parts:
             need_expression("keys.join", part)
 
@@ -473,8 +482,7 @@ def join(separator: str, *parts: Expression | str) -> Expression:
     """
     names = any(isinstance(part, str) for part in parts)
     forgotten = names and (len(parts) == 1 or separator in (PARTITION_KEY, ROW_KEY, TIMESTAMP))
-    cure = 'write the separator first, keys.join("_", "PartitionKey", "RowKey")'
-    refuse_if(forgotten, "keys.join", f"{separator!r} is taken for the separator", cure=cure)
+    refuse_if(forgotten, "keys.join", "separator-forgotten", separator=separator)
     return Join(separator, tuple(operand("keys.join", part) for part in parts))
 
 

@@ -17,8 +17,8 @@ from rekey.declaration.keys.base import (
     WHOLE_ROW,
     Evaluator,
     Expression,
-    InvalidDeclaration,
     Scope,
+    invalid,
     need_text,
     operand,
     refuse_if,
@@ -40,18 +40,14 @@ class Custom(Expression, op="custom"):
 
     def __post_init__(self) -> None:
         wrong = _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None
-        problem = f"{self.reference!r} is not of the form module:function"
-        refuse_if(wrong, _FIELD, problem, cure='write "module:function"')
+        refuse_if(wrong, _FIELD, "no-reference", reference=self.reference)
         version = self.version
         wrong = isinstance(version, bool) or not isinstance(version, int | str) or version == ""
-        problem = "the version is neither a number nor text"
-        refuse_if(wrong, "keys.custom(version)", problem, cure="write version=1")
+        refuse_if(wrong, "keys.custom(version)", "no-version")
         try:
             source = inspect.getsource(self.function)
         except (OSError, TypeError) as error:
-            problem = f"the source of {self.reference} cannot be read, so the digest could not cover it"
-            cure = "name a function written in Python, in a file"
-            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
+            raise invalid(_FIELD, "source-unreadable", reference=self.reference) from error
         lines = textwrap.dedent(source).splitlines()
         # Line ends made alike, so that the digest is the same on every system.
         digest = hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
@@ -64,14 +60,10 @@ class Custom(Expression, op="custom"):
         try:
             function: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
         except ImportError as error:
-            problem = f"{module_name} cannot be imported ({type(error).__name__})"
-            cure = "put the module next to the scripts, its name beginning with _, or install its package"
-            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
+            raise invalid(_FIELD, "not-imported", module=module_name, kind=type(error).__name__) from error
         except AttributeError as error:
-            problem, cure = f"{module_name} has no {name}", "name a function of that module"
-            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
-        problem = f"{self.reference} is not a function"
-        refuse_if(not callable(function), _FIELD, problem, cure="name a function")
+            raise invalid(_FIELD, "no-function-there", module=module_name, name=name) from error
+        refuse_if(not callable(function), _FIELD, "no-function", reference=self.reference)
         return function
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,8 +101,7 @@ class Custom(Expression, op="custom"):
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
     """Unpickle by importing the function again. Raises InvalidDeclaration when its source differs."""
     restored = Custom(reference, version, parts)
-    problem, cure = f"{reference} is another function here", "install the same version everywhere"
-    refuse_if(restored.source_sha256 != source_sha256, _FIELD, problem, cure=cure)
+    refuse_if(restored.source_sha256 != source_sha256, _FIELD, "other-function", reference=reference)
     return restored
 
 

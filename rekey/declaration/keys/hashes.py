@@ -112,12 +112,10 @@ class Opaque(Expression, op="opaque"):
     alphabet = ALPHABET
 
     def __post_init__(self) -> None:
-        cure = "name what the id is made of"
-        refuse_if(not self.parts, "keys.opaque", "there is nothing to hide", cure=cure)
+        refuse_if(not self.parts, "keys.opaque", "nothing-to-hide")
         # Without NUL no value can look like the end of a domain.
         nul = "\0" in need_text("keys.opaque(domain)", self.domain)
-        cure = 'use a plain word, e.g. domain="user"'
-        refuse_if(nul, "keys.opaque(domain)", "the domain holds a NUL", cure=cure)
+        refuse_if(nul, "keys.opaque(domain)", "nul-in-domain")
         need_text("keys.opaque(secret)", self.secret)
 
     def compile(self, scope: Scope) -> Evaluator:

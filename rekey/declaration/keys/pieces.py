@@ -13,9 +13,9 @@ from rekey.core.plain import members
 from rekey.declaration.keys.base import (
     Changed,
     Expression,
-    InvalidDeclaration,
     Prop,
     Scope,
+    invalid,
     need_int,
     need_text,
     operand,
@@ -95,15 +95,12 @@ class Regex(Changed, op="regex"):
         try:
             compiled = re.compile(self.pattern)
         except re.error as error:
-            problem = f"not a regular expression ({error.msg}, at character {error.pos})"
-            cure = "write a pattern of Python's re module"
-            raise InvalidDeclaration("keys.regex(pattern)", problem, cure=cure) from error
+            raise invalid("keys.regex(pattern)", "no-regex", reason=error.msg, at=error.pos) from error
         if isinstance(self.group, str):
             known = self.group in compiled.groupindex
         else:
             known = 0 <= need_int("keys.regex(group)", self.group) <= compiled.groups
-        cure = f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)"
-        refuse_if(not known, "keys.regex(group)", f"the pattern has no group {self.group!r}", cure=cure)
+        refuse_if(not known, "keys.regex(group)", "no-group", group=self.group, groups=compiled.groups)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         search, group = re.compile(self.pattern).search, self.group
@@ -136,9 +133,7 @@ def split(of: Expression | str, separator: str, default: str | None = None) -> S
     if default is None:
         return Split(operand("keys.split", of), separator)
     if not isinstance(of, str):
-        problem = "default= goes with a property's name"
-        cure = 'put it into the expression: keys.split(keys.prop("…", default="…"), …)'
-        raise InvalidDeclaration("keys.split(default)", problem, cure=cure)
+        raise invalid("keys.split(default)", "default-of-expression")
     return Split(Prop(of, default), separator)
 
 

@@ -201,21 +201,23 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
 def partition_order(facts: Facts) -> Iterator[Advice]:
     """Yield advice on ascending or descending PartitionKeys, which put all inserts on one server: at a load,
     or where every few rows open a new partition."""
-    writes = facts.load.get("writes_per_second", 0.0)
+    writes, today = facts.load.get("writes_per_second", 0.0), ""
+    if facts.today.partition_order in (Order.APPEND, Order.PREPEND):
+        today = f"partitions are {facts.today.partition_order}, by their Timestamps"
     for table in facts.tables:
-        text = ""
-        if table.declared is not None:
-            parts = parts_of(table.declared.partition_key)
-            if parts and isinstance(parts[0], RISING + FALLING):
-                text = f"the PartitionKey begins with {parts[0].describe()}"
-        elif table.partition_order in (Order.APPEND, Order.PREPEND):
-            text = f"partitions are {table.partition_order}, by their Timestamps"
+        text, severity = today if table.declared is None else "", None
+        parts = () if table.declared is None else parts_of(table.declared.partition_key)
+        if parts and isinstance(parts[0], RISING + FALLING):
+            text = f"the PartitionKey begins with {parts[0].describe()}"
+        elif parts and sorts_as(parts[0], PARTITION_KEY):
+            # Today's order stays. Timestamps only suggest it: a table may have been imported in key order.
+            text, severity = today, Severity.NOTE
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if text and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
             partitions = counted(table.partitions, "partition")
             figures = f"; {partitions} of {table.rows_per_partition:.1f} rows" if table.rows else ""
-            yield table.advice("partition-order", said=text, figures=figures, load=load)
+            yield table.advice("partition-order", severity, said=text, figures=figures, load=load)
 
 
 RULES = (

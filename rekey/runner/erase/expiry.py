@@ -19,7 +19,7 @@ from rekey.model import TIMESTAMP, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.erase.targets import MAX_ROUNDS
-from rekey.runner.references import require_not_looked_up
+from rekey.runner.references import require_expirable_mapping
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -70,7 +70,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
     async def work() -> Expired:
         # Nothing is sealed after this, so no data key is shredded that a client still seals with.
         control = await require_complete(run)
-        await require_not_looked_up(run)
+        await require_expirable_mapping(run)
         now, seen = await _seen(run, control)
         due, why = [cohort.name for cohort in seen if cohort.is_due(now)], OVER
         if cohort is not None:

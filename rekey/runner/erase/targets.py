@@ -12,7 +12,6 @@ from rekey.core.joint import place_of
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
 from rekey.model import EntityKey, Row, etag_of
-from rekey.protocol.control import ControlStore
 from rekey.protocol.effects import apply_for_etags, in_turns
 from rekey.protocol.replicas import Rows, transactions
 from rekey.runner.refusals import refusal
@@ -32,7 +31,7 @@ async def usable(run: Run, *, to_write: bool) -> frozenset[str]:
     """Return the names of the targets that exist and are this migration's. Raises Refused, with `to_write`,
     when another migration copies or follows rows of a target: nothing may be deleted past its clients."""
     for other in run.built_on_by if to_write else ():
-        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
+        now = await run.control_of(other)
         if now is not None and now.is_followed:
             raise refusal("target-is-a-source", source=other.migration.source, other=other, phase=now.phase)
     # What another migration retired may be another table of the same name by now: it is not read.

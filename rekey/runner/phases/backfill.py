@@ -8,22 +8,36 @@ import json
 from rekey.copy.pipeline import Callbacks, copy_segments
 from rekey.copy.scan import ReadOptions
 from rekey.copy.sweep import settle_moved, sweep
-from rekey.core.clock import earlier
+from rekey.core.clock import earlier, format_ticks, ticks_of
 from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import settle_again, until_quiet, while_sweeping
+from rekey.runner.clients import (
+    closed_by_other_parts,
+    settle_again,
+    unannounced_until,
+    until_quiet,
+    while_sweeping,
+)
 from rekey.runner.remaining import require_rows
-from rekey.runner.run import Counters, Run, open_gate
+from rekey.runner.run import Counters, Run
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import PLAN_FACT, Segment
-from rekey.status.facts import ESTIMATED_ROWS
+from rekey.status.facts import ESTIMATED_ROWS, LATE_UNTIL
 
 # Fact: the service's time before the first row was read for the copy.
 COPYING_SINCE = "copying_since"
 # Fact: by table, the rows that its busiest partition has taken of the copy so far, as JSON; for estimates.
 BUSIEST = "busiest"
+
+
+async def gate(run: Run) -> list[str]:
+    """Return as a reason the clients of other parts of the source that do not follow this one; none in
+    capture "delta"."""
+    # One that registered between the gate of `dual_write` and the move may not know of the part while it
+    # trusts its lease. What it wrote before it ended is copied; one that registers later knows.
+    return [] if run.is_delta else await closed_by_other_parts(run)
 
 
 async def run(run: Run) -> Counters:
@@ -34,10 +48,21 @@ async def run(run: Run) -> Counters:
         # It was done before, perhaps with another state file, which holds a verification. If this run is cut
         # off, rows that were deleted during the copy stay, and that verification must not count.
         await run.control.mark_changed()
+    if not run.is_delta:
+        await _record_given_up(run)
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
         await run.control.mark_copied()
     return counters
+
+
+async def _record_given_up(run: Run) -> None:
+    """Let no verification count that begins before the writes of clients have arrived which were given up
+    since `dual_write`."""
+    known = run.state.get_fact(run.script_id, LATE_UNTIL)
+    until = await unannounced_until(run, await run.control.read())
+    if until is not None and (known is None or ticks_of(known) < until):
+        run.state.set_fact(run.script_id, LATE_UNTIL, format_ticks(until))
 
 
 async def _copy_and_sweep(run: Run) -> Counters:
@@ -167,6 +192,3 @@ async def undo(run: Run) -> None:
 async def again(run: Run) -> int:
     """Settle the intents whose time is over; return how many."""
     return await settle_again(run, side=SOURCE)
-
-
-gate = open_gate

@@ -8,10 +8,10 @@ from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import (
     closed_by_other_parts,
     forget_ended,
-    heard_of_until,
     move,
     read_clients,
     settle_again,
+    unannounced_until,
 )
 from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
@@ -38,7 +38,7 @@ async def run(run: Run) -> Counters:
         return {}
     # Earlier writes of clients that were given up had no intents: only a verification that begins when no
     # such client can send requests any more finds them.
-    until = await heard_of_until(run, await run.control.read())
+    until = await unannounced_until(run, await run.control.read())
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await read_clients(run)).live)
     if not clients:

@@ -13,7 +13,6 @@ from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, etag_of
 from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
-from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
 from rekey.runner.probe_tables import probe_name, probe_table, require_two_accounts
 from rekey.runner.refusals import refusal
@@ -67,7 +66,7 @@ async def _still_maintained(run: Run) -> list[str]:
     they would lack what clients of this one write."""
     reasons = []
     for other in run.builds_on:
-        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
+        now = await run.control_of(other)
         if now is not None and now.maintained:
             kept = ", ".join(other.migration.index_labels)
             step = next_step("hand-over", script=other.script_id)
@@ -80,7 +79,7 @@ async def _begun_before(run: Run) -> list[str]:
     follow what is written there past its clients."""
     reasons = []
     for other in run.built_on_by:
-        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
+        now = await run.control_of(other)
         if now is not None and now.phase is not ControlPhase.RETIRED:
             source, target = other.migration.source, other.migration.target
             reasons.append(reason("target-is-moved", script=other.script_id, source=source, target=target))

@@ -3,6 +3,7 @@ if a part of the table was migrated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from rekey.client.reading import LeaseSettings
@@ -31,12 +32,18 @@ from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import is_proved
 from rekey.status.notes import note
 from rekey.status.reasons import reason
+from rekey.tables.base import Table
 
 _NAMED = 20
 
 
 async def gate(run: Run) -> list[str]:
     """Return the reasons that keep the source from being deleted."""
+    return await closed_by(run, await tables_with_its_rows(run))
+
+
+async def closed_by(run: Run, tables: Sequence[Table]) -> list[str]:
+    """Return what `gate` does; `tables`: those with the migration's rows (`tables_with_its_rows`)."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
         return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.COMPLETE)]
@@ -58,7 +65,7 @@ async def gate(run: Run) -> list[str]:
     is_named = run.options.backup is not None or run.options.no_backup
     if not is_named and await run.tables.table_exists(run.source.name):
         reasons.append(reason("no-backup", source=run.source, folder=backup_folder(run.script_id)))
-    for table in await tables_with_its_rows(run):
+    for table in tables:
         reasons += [
             reason("target-missing", target=name)
             for name in names_in(table.name)

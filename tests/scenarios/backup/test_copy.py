@@ -332,6 +332,26 @@ def test_a_comparison_that_was_cut_off_continues(
     assert not kept.exists()
 
 
+def test_a_row_that_both_commands_read_counts_once_as_changed(
+    accounts: Project, rekey: Commands, compared: Callable[..., Path]
+) -> None:
+    """The second command reads it again because it differs."""
+    pages: list[int] = []
+
+    async def gate(call: Call) -> None:
+        if call.action == "page" and call.table == "Users":
+            pages.append(call.number)
+            if len(pages) == 6:  # the first rows are copied
+                await accounts.tables.table("Users").upsert(
+                    {**contents(accounts, "Users")[0], "Number": 4711}
+                )
+
+    accounts.tables.gate = gate
+    compared(rows=6_000, pages=5)
+    [table] = rekey(*COPY, "--json", code=1).json["tables"]
+    assert (table["verification"]["by_kind"], table["changed"]) == ({"altered": 1}, 1)
+
+
 @pytest.mark.parametrize("what", ["old", "changed"])
 def test_a_comparison_that_is_old_or_unreadable_begins_anew(
     accounts: Project, rekey: Commands, compared: Callable[..., Path], what: str

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.guard import PartGuard
+from rekey.client.sdk.leased import Leased
+from rekey.core.concurrency import cancel
 from rekey.declaration.scripts import load_script
 from rekey.errors import WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
@@ -28,6 +32,8 @@ from tests.worlds.projects import POSTS_SCRIPT
 from tests.worlds.scripts import under_writes
 
 SCRIPT = "0001_posts"
+ClientT = TypeVar("ClientT", bound=Leased)
+both_kinds = pytest.mark.parametrize("kind", [ClientCore, PartGuard])
 
 
 def no_key() -> WrappingKey:
@@ -35,14 +41,19 @@ def no_key() -> WrappingKey:
     raise AssertionError
 
 
-def core_of(folder: Path, memory: MemoryTableService, script: str = POSTS_SCRIPT) -> ClientCore:
+def core_of(
+    folder: Path,
+    memory: MemoryTableService,
+    script: str = POSTS_SCRIPT,
+    kind: type[ClientT] = ClientCore,  # type: ignore[assignment]
+) -> ClientT:
     """Return a client of the old view that has not begun."""
     path = folder / f"{SCRIPT}.py"
     path.write_text(under_writes(script))
     declared = load_script(path)
     facts = ClientFacts(SCRIPT, declared.digest, {}, "old", "web")
     options = options_for(Prepared(declared, {}.__getitem__, no_key), facts, LeaseSettings(poll_s=0.01), 0.0)
-    return ClientCore(options, lambda: Accounts(memory, memory))
+    return kind(options, lambda: Accounts(memory, memory))
 
 
 async def test_a_client_that_is_closed_while_it_registers_does_not_go_on_beating(tmp_path: Path) -> None:
@@ -70,10 +81,45 @@ async def test_a_client_that_is_closed_while_it_registers_does_not_go_on_beating
     assert await Registry(memory, SCRIPT).list() == []
 
 
-async def test_a_client_that_was_closed_before_it_began_never_registers(tmp_path: Path) -> None:
+@both_kinds
+async def test_a_client_whose_lease_cannot_begin_closes_its_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Leased]
+) -> None:
     memory = MemoryTableService()
     await memory.create_table(CONTROL_TABLE)
-    core = core_of(tmp_path, memory)
+    closed: list[str] = []
+    begins = asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        await asyncio.sleep(0)
+        if call.table == CONTROL_TABLE and not begins.is_set():
+            begins.set()
+            await asyncio.Event().wait()
+
+    async def close(_accounts: Accounts) -> None:
+        closed.append("closed")
+
+    memory.gate = gate
+    monkeypatch.setattr(Accounts, "close", close)
+    client = core_of(tmp_path, memory, kind=kind)
+    opening = asyncio.ensure_future(client.open())
+    await begins.wait()
+    await cancel([opening])
+    assert closed == ["closed"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await client.open()
+    await client.close()
+    assert closed == ["closed", "closed"]
+    assert memory.dump(CONTROL_TABLE) == []
+
+
+@both_kinds
+async def test_a_client_that_was_closed_before_it_began_never_registers(
+    tmp_path: Path, kind: type[Leased]
+) -> None:
+    memory = MemoryTableService()
+    await memory.create_table(CONTROL_TABLE)
+    core = core_of(tmp_path, memory, kind=kind)
     await core.close()
     with pytest.raises(WritesRefused, match="closed"):
         await core.open()
@@ -164,7 +210,8 @@ async def test_an_index_table_that_others_fill_too_is_written_under_own_keys_alo
         "partition_key=keys.item(),", 'partition_key=keys.literal("T:") + keys.item(), shared=True,'
     )
     core = await begun(tmp_path, memory, script=shared)
-    core.table, core.options.is_index, core.options.view = "PostsByTag", True, View.NEW
+    core.table = core.options.table = "PostsByTag"
+    core.options.is_index, core.options.view = True, View.NEW
     await memory.create_table("PostsByTag")
     await core.write([insert({"PartitionKey": "T:a", "RowKey": "1"})])
     with pytest.raises(WritesRefused) as refused:

@@ -3,12 +3,17 @@ are refused in the new view."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
 
 from rekey import rows
+from rekey.client.sdk.calls import Read
 from rekey.client.shadow import Shadow
 from rekey.declaration.scripts import load_script
 from rekey.errors import RowRefused, WritesRefused
@@ -27,6 +32,7 @@ from tests.worlds.dual_write import (
     replace,
     upsert,
 )
+from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, row
 from tests.worlds.small import user
 
 PART = changed(
@@ -137,8 +143,8 @@ async def test_shadow_reads_leave_rows_beside_the_part_alone(memory: MemoryTable
     world = await world_of(memory)
     writer = world.writer(View.OLD)
     shadow = Shadow(writer.client, 1.0)
-    for row in memory.dump("Users"):
-        shadow.offer(key_of(row), row)
+    for each in memory.dump("Users"):
+        shadow.offer(key_of(each), each)
     shadow.offer(EntityKey("us", "nobody@example.com"), None)
     await shadow.idle()
     await shadow.close()
@@ -160,3 +166,39 @@ async def test_a_transaction_without_operations_is_on_no_row_beside_the_part(
     world = await world_of(memory, ControlPhase.FREEZE)
     with pytest.raises(WritesRefused):
         await world.writer(View.OLD).write([])
+
+
+async def test_each_row_that_a_router_read_is_compared_once_by_the_client_of_its_part(
+    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+    parts = await Parts.create(memory, lambda name: f"{name}{next(numbers)}")
+    compared = defaultdict[str, list[EntityKey]](list)
+
+    def script_of(shadow: Shadow) -> str:
+        return shadow.client.journal.script_id
+
+    def offer(shadow: Shadow, key: EntityKey, _row: Row | None, *, whole: bool) -> None:
+        assert whole
+        compared[script_of(shadow)].append(key)
+
+    def offer_page(shadow: Shadow, rows: Sequence[Row], *, whole: bool) -> None:
+        assert whole
+        compared[script_of(shadow)] += [key_of(row) for row in rows]
+
+    monkeypatch.setattr(Shadow, "offer", offer)
+    monkeypatch.setattr(Shadow, "offer_page", offer_page)
+    for tenant in (NORTH, SOUTH):
+        await parts.begin(tenant, ControlPhase.DUAL_WRITE)
+    carrier = parts.carrier(NORTH, SOUTH)
+    await carrier.open()
+    page = [{**row(tenant, key), "odata.etag": "W/1"} for tenant in (NORTH, SOUTH, FREE) for key in "12"]
+    carrier.shadow(Read(None), 200, json.dumps({"value": page}).encode())
+    carrier.shadow(Read(EntityKey(SOUTH, "3")), 404, b"{}")
+    carrier.shadow(Read(None), 200, b"<feed/>")
+    await carrier.close()
+    north, south = (declared.script_id for declared in parts.declared(NORTH, SOUTH))
+    assert dict(compared) == {
+        north: [EntityKey(NORTH, "1"), EntityKey(NORTH, "2")],
+        south: [EntityKey(SOUTH, "1"), EntityKey(SOUTH, "2"), EntityKey(SOUTH, "3")],
+    }

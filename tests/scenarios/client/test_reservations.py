@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from rekey.client.parts import MAX_IN_FLIGHT_S
-from rekey.errors import RowExists, RowRefused, Unavailable
+from rekey.errors import RekeyError, RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE, Reservation
 from rekey.mapping.store import MARGIN_S
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -32,7 +32,7 @@ from tests.worlds.dual_write import (
     sleep_forever,
     upsert,
 )
-from tests.worlds.small import POSTS, post
+from tests.worlds.small import LOWERED, POSTS, post, user
 
 HELLO = EntityKey("blog", "hello")
 JANUARY = EntityKey("2024-01", "hello")
@@ -124,6 +124,40 @@ async def test_a_write_that_was_cut_off_does_not_keep_its_own_key(memory: Memory
     assert len(held.writers) == 1, "that of the write that was cut off: it may still take effect"
     assert [row["Title"] for row in memory.dump("PostsV2")] == ["again"]
     await world.sweep("target")
+    await world.assert_quiet()
+
+
+async def test_a_former_owner_does_not_take_back_a_key_that_a_transaction_passed_on(
+    memory: MemoryTableService,
+) -> None:
+    """Not on its second attempt either, when it knows the claim, which names it and is reserved."""
+    upper, lower = user("Ann@example.com", "eu", Age=1), user("ann@example.com", "eu", Age=2)
+    world = await memory_world(LOWERED, memory).prepare([upper])
+    next_writer = world.writer(View.OLD, "next", sleep=sleep_forever)
+    with pytest.raises(RowExists):
+        await next_writer.write([insert(upper)])
+    passed, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        if passed.is_set():
+            await go.wait()
+        if (call.action, call.table) == ("transact", "Users"):
+            passed.set()
+
+    memory.gate = gate
+    passing = asyncio.ensure_future(
+        world.writer(View.OLD, "passing", sleep=sleep_forever).write([delete(key_of(upper)), insert(lower)])
+    )
+    await passed.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    memory.gate = open_gate  # it stands still; what others send goes through
+    for _ in range(3):
+        with pytest.raises(RekeyError):
+            await next_writer.write([insert(upper)])
+    assert [row["RowKey"] for row in memory.dump("Users")] == ["ann@example.com"]
+    go.set()
+    await passing
     await world.assert_quiet()
 
 

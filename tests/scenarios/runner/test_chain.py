@@ -7,9 +7,11 @@ import asyncio
 
 import pytest
 
+from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import key_of
 from rekey.state.store import State
 from tests.asserts.command_line import Commands
+from tests.fakes.faults import Call
 from tests.worlds.erasure import PLAIN_USERS, SCRIPT, WHY, Lives, by_old, rows_of
 from tests.worlds.evidence import prove
 
@@ -81,6 +83,23 @@ def test_rows_that_the_last_table_of_a_chain_lacks_ask_for_a_reason(chain: Comma
     assert f"UsersV3 holds {ROWS - 2} rows, Users {ROWS}" in prove_and_retire(chain, SCRIPT, code=3)
     prove_and_retire(chain, SCRIPT, "--reason", "closed accounts")
     assert exist(chain, "Users", "UsersV3") == [False, True]
+
+
+def test_retire_asks_once_what_became_of_its_tables(chain: Commands) -> None:
+    prove_and_retire(chain, THIRD)
+    prove_and_retire(chain, SECOND)
+    restricted, reads = chain.project.restricted, list[str | None]()
+    before = restricted.gate
+
+    async def gate(call: Call) -> None:
+        if call.table == CONTROL_TABLE and call.action == "get":
+            reads.append(call.read)
+        await before(call)
+
+    restricted.gate = gate
+    prove_and_retire(chain, SCRIPT)
+    # As a later one of the first table, and as the one whose own table was retired.
+    assert (reads.count(SECOND), reads.count(THIRD)) == (2, 1)
 
 
 def test_a_table_that_was_retired_before_it_was_filled_is_the_one_that_holds_the_rows(lives: Lives) -> None:

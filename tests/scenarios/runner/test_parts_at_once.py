@@ -3,6 +3,7 @@ what keeps a process that follows one of them from writing rows of the other."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,9 +17,11 @@ from rekey import DualWriteTableClient
 from rekey.client.lease import ClientLease
 from rekey.client.sdk import core as core_module
 from rekey.client.sdk import guard as guard_module
+from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.sdk.router import Carrier, PartRouter, carrier_of
 from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.concurrency import cancel
 from rekey.errors import GateClosed, RowMissing, WritesRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
@@ -26,7 +29,9 @@ from rekey.protocol.opening import Prepared
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.commands import Mode
-from rekey.tables.base import Accounts, Operation, Verb
+from rekey.tables.base import SIGNED_S, Accounts, Operation, Verb
+from tests.fakes.faults import Call
+from tests.fakes.memory import open_gate
 from tests.scenarios.runner.test_part_life import PART, SCRIPT, TENANT, TENANTS, independently, invoice, stock
 from tests.worlds.company import QUICK, Company, as_application
 from tests.worlds.projects import Project, project_of
@@ -238,6 +243,93 @@ def test_a_process_that_follows_one_part_keeps_the_gates_of_the_other_closed(
     first.do(late.close())
     second.apply(Phase.CUTOVER)
     first.do(both.close())
+
+
+@pytest.mark.parametrize("to", [Phase.PREPARE, None], ids=["source", "dual_write"])
+def test_a_process_of_another_project_keeps_the_gates_of_a_part_closed(
+    first: Company, project: Project, tmp_path: Path, to: Phase | None
+) -> None:
+    (project.folder / "migrations" / f"{SECOND}.py").unlink()
+    other = Project(tmp_path / "other", clock=project.clock)
+    other.tables, other.restricted = project.tables, project.restricted
+    other.script(under_writes(SECOND_PART), f"{SECOND}.py")
+    second = Company(other, SECOND, first.loop)
+    first.apply(to)
+    alone = process(project, SCRIPT)
+    first.do(alone.open())
+    with pytest.raises(GateClosed) as closed:
+        second.apply()
+    assert (closed.value.phase, SCRIPT in str(closed.value)) == ("dual_write", True)
+    first.do(alone.close())
+    second.apply()
+
+
+def late_process(project: Project) -> ClientCore:
+    """Return a process that follows the first part, and begins as the control row of the second one moves for
+    the first time: after the gate. It does not look at the control rows again while it trusts its lease."""
+    alone = process(project, SCRIPT)
+    assert isinstance(alone, ClientCore)
+
+    async def gate(call: Call) -> None:
+        await asyncio.sleep(0)
+        keys = [key_of(operation.row) for operation in call.operations]
+        if call.action == "replace" and EntityKey(SECOND, "control") in keys:
+            project.restricted.gate = open_gate
+            await stop_looking(alone)
+
+    project.restricted.gate = gate
+    return alone
+
+
+def test_rows_that_a_process_wrote_before_it_could_know_of_a_part_are_copied(
+    first: Company, second: Company, project: Project
+) -> None:
+    alone = late_process(project)
+    with pytest.raises(GateClosed) as closed:
+        second.apply()
+    assert closed.value.phase == "backfill"
+    assert "shop (old view" in str(closed.value)
+    row = invoice(1, OTHER, Version=7)
+    first.do(alone.write([Operation(Verb.INSERT_OR_REPLACE, row)]))
+    first.do(alone.close())
+    shop = process(project, SCRIPT, SECOND)
+    first.do(shop.open())
+    second.apply()
+    second.apply(Phase.CUTOVER)
+    assert in_target(project, "Second") == [independently(row)]
+    first.do(shop.close())
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_verification_waits_for_writes_of_a_killed_process_that_did_not_follow_the_part(
+    first: Company, second: Company, project: Project, knows: bool
+) -> None:
+    """It may have signed one just before it was stopped, and no intent announces it."""
+    if knows:
+        alone = late_process(project)
+        with pytest.raises(GateClosed):
+            second.apply()
+    else:
+        alone = process(project, SCRIPT)
+    first.do(stop_looking(alone))
+    first.live(60)
+    shop = process(project, SCRIPT, SECOND)
+    first.do(shop.open())
+    second.apply()
+    with pytest.raises(GateClosed, match="given up"):
+        second.apply(Phase.CUTOVER)
+    first.live(SIGNED_S)
+    assert not second.verify().findings
+    second.apply(Phase.CUTOVER)
+    first.do(shop.close())
+
+
+async def stop_looking(core: Carrier) -> None:
+    """Let a process begin, and give no sign any more."""
+    assert isinstance(core, ClientCore)
+    lease = await core.open()
+    assert core._takes_over is not None
+    await cancel([*lease._tasks.values(), core._takes_over])
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from rekey.core import crockford
+from rekey.mapping.rows import WHOLE
 from rekey.model import EntityKey, Row
+from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED
+from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
-from tests.worlds.erasure import WHY
+from tests.worlds.erasure import PLAIN_USERS, WHY, configured
 from tests.worlds.evidence import prove
 from tests.worlds.projects import INVERTED_SCRIPT, USERS_SCRIPT, Project, project_of
 from tests.worlds.small import SECRET, user
@@ -66,6 +69,11 @@ class Shop:
             self.rekey("apply", script)
             self.rekey("apply", script, "--to", "cutover", STOPPED)
 
+    def retire_users(self) -> None:
+        with self.project.session() as session:
+            prove(self.project.config, self.project.scripts["0001_users"], session.state)
+        self.rekey("retire", "0001_users", "--table", "Users", "--no-backup", "a test")
+
     def write(self, table: str, *rows: Row) -> None:
         for row in rows:
             asyncio.run(self.project.tables.table(table).upsert(row))
@@ -75,6 +83,9 @@ class Shop:
 
     def mails(self) -> dict[str, str | None]:
         return {row["RowKey"]: row.get("UserEmail") for row in self.project.rows("Orders")}
+
+    def phase(self, script: str) -> str:
+        return str(self.rekey("status", script, "--json").json["migrations"][0]["phase"]["name"])
 
     def compare(self) -> None:
         held = [content(row) for row in self.project.rows("OrdersV2")]
@@ -110,9 +121,7 @@ def test_new_and_changed_references_come_back_and_others_stay(shop: Shop, via: s
     if via != "cutover":
         shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
     if via == "retired":
-        with shop.project.session() as session:
-            prove(shop.project.config, shop.project.scripts["0001_users"], session.state)
-        shop.rekey("retire", "0001_users", "--table", "Users", "--no-backup", "a test")
+        shop.retire_users()
     shop.to_cutover("0002_orders")
     assert not [row for row in shop.project.rows("OrdersV2") if "UserEmail" in row]
     # Written by the application, so nothing maps it: its own row says its old key.
@@ -152,7 +161,7 @@ def test_a_reference_to_nobody_keeps_the_rollback_closed_until_it_is_corrected(s
     )
     assert "@example.com" not in refused.all
     assert [content(row) for row in shop.project.rows("Orders")] == before
-    assert shop.rekey("status", "0002_orders", "--json").json["migrations"][0]["phase"]["name"] == "cutover"
+    assert shop.phase("0002_orders") == "cutover"
     shop.write("OrdersV2", independently(order(20, mail(1))), independently(order(3, None)))
     shop.rekey("rollback", "0002_orders", STOPPED)
     shop.compare()
@@ -194,13 +203,131 @@ def test_the_mapping_stays_as_long_as_a_rollback_may_need_it(shop: Shop) -> None
     shop.to_cutover("0001_users", "0002_orders")
     refused = shop.rekey("rollback", "0001_users", "--to", "source", "--drop-targets", STOPPED, code=3)
     assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
-    shop.to_cutover("0001_users")
+    assert shop.phase("0001_users") == "cutover"  # refused before anything was taken back
     shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
     assert "0002_orders" in shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3).err
     shop.write("OrdersV2", independently(order(20, mail(2))))
     shop.rekey("rollback", "0002_orders", STOPPED)
     assert shop.mails()["0020"] == mail(2)
+
+
+def expired_elsewhere(shop: Shop, folder: Path, commands_on: CommandsOn) -> None:
+    """Erase the mapping of the users from a clone of the project that lacks the orders' script."""
+    clone = Project(folder)
+    clone.tables, clone.restricted, clone.clock = (
+        shop.project.tables,
+        shop.project.restricted,
+        shop.project.clock,
+    )
+    clone.script((shop.project.folder / "migrations" / "0001_users.py").read_text("utf-8"))
+    configured(clone, mapping_retention="1d")
+    rekey = commands_on(clone)
+    rekey("apply", "0001_users", "--accept-data-keys")
+    all_of_it = "--confirm", "0001_users"
+    [kept] = rekey("expire", "0001_users", *all_of_it, "--json").json["left"]
+    clone.clock.advance(2 * 86_400)
+    in_clear = kept["cohort"] == WHOLE
+    rekey(
+        "expire",
+        "0001_users",
+        *(all_of_it if in_clear else ("--cohort", kept["cohort"], "--reason", "a test")),
+    )
+    shop.rekey = commands_on(shop.project)
+
+
+def test_the_mapping_is_not_expired_while_old_keys_may_be_looked_up_in_it(shop: Shop) -> None:
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.rekey("apply", "0002_orders")
+    refused = shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3)
+    assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
+    shop.rekey("rollback", "0002_orders", "--to", "source", "--keep-targets")
     shop.rekey("expire", "0001_users", "--confirm", "0001_users")
+
+
+def test_status_says_to_expire_a_mapping_only_when_no_rollback_needs_it(
+    commands_on: CommandsOn, tmp_path: Path
+) -> None:
+    shop = shop_of(commands_on, tmp_path, PLAIN_USERS)
+    configured(shop.project, mapping_retention="1d")
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.retire_users()
+    shop.to_cutover("0002_orders")
+    shop.project.clock.advance(2 * 86_400)
+    said = shop.rekey("status", "0001_users").out
+    assert "over; it stays for a rollback of 0002_orders" in said and "rekey expire" not in said
+    shop.rekey("rollback", "0002_orders", STOPPED)
+    shop.rekey("rollback", "0002_orders", "--to", "source", "--keep-targets")
+    assert "next          rekey expire 0001_users --confirm" in shop.rekey("status", "0001_users").out
+    shop.rekey("expire", "0001_users", "--confirm", "0001_users")
+
+
+def test_an_erasure_of_the_mapping_that_was_cut_off_closes_cutover(shop: Shop) -> None:
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.rekey("apply", "0002_orders")
+    with State.open(shop.project.config.state) as state:
+        details = {"kind": COHORTS, "cohorts": ["2024-01"], "reason": "a test"}
+        state.audit(ERASURE_BEGUN, "0001_users", details)
+    refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
+    assert "old keys in the mapping of 0001_users were erased by `rekey expire` on" in refused.err
+
+
+@pytest.mark.parametrize("users", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "in the clear"])
+def test_cutover_is_refused_when_the_mapping_was_expired(
+    tmp_path: Path, commands_on: CommandsOn, users: str
+) -> None:
+    shop = shop_of(commands_on, tmp_path, users)
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    shop.rekey("apply", "0002_orders")
+    expired_elsewhere(shop, tmp_path / "clone", commands_on)
+    shop.rekey("verify", "0002_orders")
+    refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
+    assert "old keys in the mapping of 0001_users were erased by `rekey expire` on 2024-01-03" in refused.err
+    assert shop.phase("0002_orders") == "reconcile"
+
+
+def test_a_plan_refuses_references_into_a_mapping_that_was_expired(
+    shop: Shop, tmp_path: Path, commands_on: CommandsOn
+) -> None:
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    expired_elsewhere(shop, tmp_path / "clone", commands_on)
+    [migration] = shop.rekey("plan", "0002_orders", "--json", code=1).json["migrations"]
+    assert "referred-expired" in [problem["code"] for problem in migration["problems"]]
+    refused = shop.rekey("apply", "0002_orders", code=3)
+    assert "old keys in the mapping of 0001_users were erased by" in refused.err
+    assert not asyncio.run(shop.project.tables.table_exists("OrdersV2"))
+
+
+def test_a_shredded_data_key_that_was_put_back_gives_no_old_reference(shop: Shop) -> None:
+    shop.to_cutover("0001_users")
+    shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
+    [kept] = shop.rekey("expire", "0001_users", "--confirm", "0001_users", "--json").json["left"]
+    shop.to_cutover("0002_orders")
+    # As an earlier version left it, whose `expire` waited for no rollback; the data key stands there again.
+    with State.open(shop.project.config.state) as state:
+        cohort = {"kind": COHORTS, "cohorts": [kept["cohort"]]}
+        begun = state.audit(ERASURE_BEGUN, "0001_users", {**cohort, "reason": "a test"})
+        state.audit(ERASURE_ENDED, "0001_users", {**cohort, "begun": begun.seq, "on": "2024-01-01"})
+    shop.write("OrdersV2", independently(order(20, mail(2))))
+    refused = shop.rekey("rollback", "0002_orders", STOPPED, code=1)
+    assert "was shredded on 2024-01-01, and it was put back" in refused.err
+    assert "0020" not in shop.mails() and shop.phase("0002_orders") == "cutover"
+
+
+def test_a_group_that_refers_to_itself_is_dropped_as_a_whole(commands_on: CommandsOn, tmp_path: Path) -> None:
+    in_group = 'capture="delta",\n    group="shop",\n'
+    shop = shop_of(commands_on, tmp_path, USERS_SCRIPT.replace('capture="delta",\n', in_group))
+    shop.project.script(ORDERS.replace('capture="delta",\n', in_group), "0002_orders.py")
+    shop.rekey("apply", "--group", "shop")
+    shop.rekey("apply", "--group", "shop", "--to", "cutover", STOPPED)
+    shop.write("OrdersV2", independently(order(20, mail(2))))
+    shop.rekey("rollback", "--group", "shop", "--to", "source", "--drop-targets", STOPPED)
+    assert shop.mails()["0020"] == mail(2)
+    assert not asyncio.run(shop.project.tables.table_exists("UsersV2"))
 
 
 def test_a_reference_to_an_erased_user_is_unknown_and_an_unchanged_one_stays(shop: Shop) -> None:

@@ -302,6 +302,23 @@ def test_severity_follows_the_load() -> None:
     assert "partition-load" not in planned(facts(rows(), migration(DAY)))
 
 
+@pytest.mark.parametrize(
+    ("partition_key", "answered"),
+    [
+        (keys.keep(), False),
+        (keys.join("_", keys.literal("v2"), keys.prop("PartitionKey")), False),
+        (keys.join("_", keys.prop("DeviceId"), keys.prop("PartitionKey")), True),
+    ],
+)
+def test_only_keys_that_spread_fix_partitions_that_rise_with_time(
+    partition_key: Expression, answered: bool
+) -> None:
+    by_hour = [{**row, "PartitionKey": row["Moment"], "Timestamp": row["Moment"]} for row in rows()]
+    found = [one for one in advise(facts(by_hour, migration(partition_key))) if one.code == "partition-order"]
+    assert [one.answered for one in found if one.today] == [answered]
+    assert [one.severity for one in found if not one.today] == ([] if answered else [Severity.NOTE])
+
+
 def test_ids_are_judged_for_the_rows_that_will_be_there() -> None:
     short = keys.regex("^.{12}", 0, keys.hashed("sha256", "RowKey"))
     assert "short-id" not in planned(facts(rows(), migration(row_key=short)))

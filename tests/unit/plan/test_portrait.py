@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from rekey import Index, Migration, Target, keys, props
+from rekey import Index, Migration, RowKind, Target, keys, props, rows
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.rows import Condition
 from rekey.inspect.inventory import HEAD, Weights
 from rekey.model import EntityKey, Row
 from rekey.plan import portrait
@@ -97,6 +98,18 @@ def test_beyond_the_bound_small_partitions_merge_but_rows_count(monkeypatch: pyt
     assert few.partitions_exact and not after.partitions_exact
     for load in (before, after):
         assert sum(load.others_rows) + sum(sum(rows) for _, rows in load.lanes) == 3 * 24
+
+
+def test_the_load_of_a_joint_table_names_its_tables() -> None:
+    def of_rows(when: Condition, table: str) -> RowKind:
+        return RowKind(table, when=when, target=replace(BY_MONTH.target, table=table))
+
+    first = rows.row_key(prefix="0000")
+    apart = replace(
+        BY_MONTH, target=None, indexes=(), kinds=[of_rows(first, "Firsts"), of_rows(rows.every(), "Others")]
+    )
+    portrayer = portrayed(apart, events(24))
+    assert [load.table for load in portrayer.loads(IDS, WHOLE)] == ["Events", "Firsts and Others"]
 
 
 def test_a_moment_in_a_row_key_or_an_index_counts_and_none_is_no_load() -> None:

@@ -51,12 +51,15 @@ from rekey.tables.base import Accounts
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
 from tests.fakes.memory import MemoryTableService
-from tests.worlds.small import SCRIPT, USERS
+from tests.worlds.small import SCRIPT, TICKETS_APART, USERS
 
 NOW = "2024-01-02T00:00:00.0000000Z"
 HOUR_AGO = "2024-01-01T23:00:00.0000000Z"
 DECLARED = Declared(SCRIPT, Path("migrations/0001_users.py"), "", frozenset(), USERS, USERS.digest())
 ACCOUNT = Account("http://127.0.0.1:1/x", None)
+SPLIT = replace(
+    DECLARED, migration=replace(TICKETS_APART, target=None, indexes=(), source="Users", capture="delta")
+)
 LIVE = Lease("host-a", 4711, "2024-01-02T00:01:00.0000000Z", live=True)
 
 
@@ -593,10 +596,51 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
     assert judge(over).verdict.remark == "look again in a few seconds"
 
 
+@pytest.mark.parametrize(
+    ("phase", "last", "sentence"),
+    [
+        (
+            D,
+            Phase.RECONCILE,
+            "Users is the authority and rekey only reads it; TicketsClosed and TicketsOpen are copies.",
+        ),
+        (C, Phase.CUTOVER, "TicketsClosed and TicketsOpen are the authority, and there is a way back"),
+        (
+            ControlPhase.RETIRED,
+            Phase.RETIRE,
+            "Users is deleted, TicketsClosed and TicketsOpen have taken over.",
+        ),
+    ],
+)
+def test_several_tables_are_spoken_of_as_several(phase: ControlPhase, last: Phase, sentence: str) -> None:
+    known = facts(phase, last, declared=SPLIT, verification=verified())
+    assert sentence in judge(known).verdict.sentence
+
+
+def test_a_freeze_of_several_tables_says_that_they_are_the_authority() -> None:
+    frozen = control(ControlPhase.FREEZE, came_from=C)
+    sentence = judge(facts(ControlPhase.FREEZE, declared=SPLIT, control=frozen)).verdict.sentence
+    assert "TicketsClosed and TicketsOpen are still the authority." in sentence
+
+
+def test_rows_of_the_one_missing_table_of_several_are_not_said_to_be_held() -> None:
+    verdict = judge(facts(C, Phase.CUTOVER, declared=SPLIT, missing=("TicketsOpen",))).verdict
+    assert verdict.sentence.startswith(
+        "TicketsOpen does not exist, and the application works on TicketsClosed and TicketsOpen:"
+    )
+    assert "Users may hold the only copy of its rows: drop nothing" in verdict.sentence
+
+
+def test_commands_in_remarks_are_as_they_are_to_be_typed() -> None:
+    lines = tell.status_lines(judge(facts(C, Phase.CUTOVER)), "rekey {} --config shop.toml".format)
+    said = " ".join(" ".join(lines).split())
+    assert "`rekey rollback 0001_users --writers-stopped --config shop.toml`" in said
+
+
 def test_after_cutover_clients_keep_the_source_current_and_a_rollback_stops_no_writers() -> None:
     status = judge(dual(C, Phase.CUTOVER, WEB))
     assert "clients keep Users current" in status.verdict.sentence
-    assert status.verdict.remark.endswith("rekey rollback 0001_users")
+    assert status.verdict.remark.endswith("`rekey rollback 0001_users`")
 
 
 async def test_delta_reads_no_clients(memory: MemoryTableService, clock: FakeClock, tmp_path: Path) -> None:
