@@ -403,7 +403,10 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
-    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
+    # Without the freeze's time nothing proves that the target has held a row that it lacks.
+    is_proved = run.mapping.is_stored or run.state.get_fact(run.script_id, FROZEN_AT) is not None
+    back = BackPropagator(run.propagator, keeps_deleted=not is_proved)
+    limit = run.config.limits.concurrency
     run.switchover = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
 
     async def settle(what: str, source_key: EntityKey) -> None:
@@ -442,9 +445,9 @@ def _deleted(
     # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
     # later stays, and is found missing in the target.
     frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
-    if frozen_at is None and now.cutover_at is not None:
-        # The state file was lost. This is later than the freeze, by the clock of another account.
-        frozen_at = earlier(now.cutover_at, run.config.gates.margin_s)
+    if frozen_at is None and now.stopped_at is not None:
+        # The state file was lost. This is by the clock of another account, and may be later than the freeze.
+        frozen_at = earlier(now.stopped_at, run.config.gates.margin_s)
 
     def copied(rows: Sequence[Row]) -> list[EntityKey]:
         if frozen_at is None:

@@ -245,6 +245,7 @@ def test_without_its_state_file_it_copies_again_and_can_be_rolled_back(at_gate: 
     rollback(at_gate)
     assert actual(at_gate) == expected(at_gate)
     assert len(at_gate.rows("Users")) == ROWS - 1
+    assert mapping_rows(at_gate) == [".t", ".x"], "a row that the target lacks may be newer than the freeze"
 
 
 def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_clock(at_gate: Project) -> None:
@@ -259,6 +260,48 @@ def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_cl
     with pytest.raises(Findings):
         rollback(at_gate)
     assert len(at_gate.rows("Users")) == ROWS + 1
+
+
+def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_all_was_compared(
+    at_gate: Project,
+) -> None:
+    """Comparing took longer than the margin, and what looks for such rows had passed this one."""
+    at_gate.clock.advance(120)
+    control_calls: list[str] = []
+
+    async def gate(call: Call) -> None:
+        if call.table != CONTROL_TABLE:
+            return
+        control_calls.append(call.action)
+        if control_calls[-3:] == ["replace", "get", "get"]:  # frozen, and about to move on
+            await at_gate.tables.table("Users").insert(user("stray@example.com"))
+            at_gate.clock.advance(600)
+
+    at_gate.restricted.gate = gate
+    apply(at_gate, Phase.CUTOVER, STOPPED)
+    at_gate.restricted.gate = at_gate.tables.gate
+    assert len(at_gate.rows("Users")) == ROWS + 1
+    lose_state(at_gate)
+    at_gate.clock.advance(60)
+    with pytest.raises(Findings):
+        rollback(at_gate)
+    assert len(at_gate.rows("Users")) == ROWS + 1
+
+
+def test_targets_kept_after_a_drop_that_was_cut_off_are_not_taken_for_copies(at_gate: Project) -> None:
+    """The drop took the mark away, so their rows may be anybody's by now."""
+    with killed(at_gate, when=lambda call: call.action == "delete_table" and call.table == "UsersV2"):
+        rollback(at_gate, drop=True)
+    assert mapping_rows(at_gate) == []
+    rollback(at_gate, drop=False)
+    before = at_gate.rows("UsersV2")
+    with pytest.raises(Refused, match="holds rows"):
+        apply(at_gate)
+    assert at_gate.rows("UsersV2") == before
+    rollback(at_gate, drop=True)
+    at_gate.clock.advance(120)
+    apply(at_gate)
+    assert actual(at_gate) == expected(at_gate)
 
 
 def test_rows_of_others_are_safe_where_a_drop_was_cut_off(at_gate: Project) -> None:
