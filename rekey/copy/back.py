@@ -5,7 +5,7 @@ write is conditional on it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused, Unavailable
@@ -23,11 +23,11 @@ from rekey.tables.bulk import read_keys
 class BackPropagator:
     """Makes source rows equal to what the main target says."""
 
-    def __init__(self, propagator: Propagator, *, keeps_deleted: bool = False) -> None:
-        """Create it on a forward propagator, whose tables, mapping and mapper are used. `keeps_deleted`:
-        source rows are kept as removed rows before they are deleted."""
+    def __init__(self, propagator: Propagator, keeps: Callable[[Row], bool] = lambda _row: False) -> None:
+        """Create it on a forward propagator, whose tables, mapping and mapper are used. `keeps`: tells of a
+        source row that is about to be deleted whether it is kept as a removed row first."""
         self.forward = propagator
-        self._keeps_deleted = keeps_deleted
+        self._keeps = keeps
         self._reverse = ReversePropagator(propagator)
         self.source = propagator.source
         self.mapper = propagator.mapper
@@ -114,7 +114,7 @@ class BackPropagator:
             if not writes:
                 return changed
             [(_, write)] = writes
-            if self._keeps_deleted and write.verb is Verb.DELETE:
+            if write.verb is Verb.DELETE and self._keeps(write.row):
                 await RemovedRows(self.mapping).keep(SOURCE_TABLE, write.row, source_key)
             applied, _ = await apply_for_etags(self.source, [write])
             changed = changed or bool(applied)

@@ -57,6 +57,7 @@ from tests.simulation.repeating import Repeating
 from tests.worlds.projects import ELSEWHERE as TARGETS
 from tests.worlds.projects import (
     FOLDED_SCRIPT,
+    INVERTED_SCRIPT,
     POSTS_SCRIPT,
     SECONDARY_FROM_KEYS_SCRIPT,
     SECONDARY_SCRIPT,
@@ -72,6 +73,7 @@ PATIENCE = 14
 
 KINDS: dict[str, tuple[str, type[Application]]] = {
     "keys from keys": (USERS_SCRIPT, Users),
+    "keys that say the old ones": (INVERTED_SCRIPT, Users),
     "keys from content": (POSTS_SCRIPT, Posts),
     "keys that pass": (FOLDED_SCRIPT, Names),
     "keys from keys, secondary rows": (SECONDARY_FROM_KEYS_SCRIPT, Races),
