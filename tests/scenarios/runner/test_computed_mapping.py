@@ -315,6 +315,27 @@ def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_
     assert len(at_gate.rows("Users")) == ROWS + 1
 
 
+def test_retire_without_its_state_file_leaves_a_row_that_was_written_before_a_rollback_was_given_up(
+    cut_over: Project,
+) -> None:
+    """The control row has the time of the last freeze, which is not the one before the cutover."""
+    cut_over.clock.advance(60)
+    stray = user("stray@example.com")
+    asyncio.run(cut_over.tables.table("Users").insert(stray))
+    cut_over.clock.advance(60)
+    with pytest.raises(Findings):
+        rollback(cut_over)
+    new = {"PartitionKey": "DE_p9", "RowKey": "U:new@example.com", "Name": "new"}
+    asyncio.run(cut_over.tables.table("UsersV2").insert(new))
+    lose_state(cut_over)
+    apply(cut_over, Phase.COMPLETE, STOPPED)
+    with cut_over.session(Options(typed_table="Users", no_backup="a test")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+        with pytest.raises(Findings, match="source rows changed after the freeze"):
+            commands.retire(session, SCRIPT)
+    assert [content_of(row) for row in cut_over.rows("Users")] == [stray]
+
+
 def test_targets_kept_after_a_drop_that_was_cut_off_are_not_taken_for_copies(at_gate: Project) -> None:
     """The drop took the mark away, so their rows may be anybody's by now."""
     with killed(at_gate, when=lambda call: call.action == "delete_table" and call.table == "UsersV2"):
