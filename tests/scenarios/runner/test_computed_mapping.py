@@ -369,6 +369,42 @@ def test_rows_of_others_are_safe_where_a_drop_was_cut_off(at_gate: Project) -> N
     refused_with_rows_of_others(at_gate)
 
 
+PART_SCRIPT = (
+    INVERTED_SCRIPT.replace("Target, keys, props", "Target, keys, props, rows")
+    .replace('source="Users",', 'source="Users", where=rows.partition_key(equals="p1"),')
+    .replace('"UsersV2",', '"UsersV2", shared=True,')
+)
+OF_OTHERS: list[Row] = [
+    {"PartitionKey": "DE_p2", "RowKey": "U:user0002@example.com", "Name": "of another part"},
+    {"PartitionKey": "DE_p10", "RowKey": "U:x", "Name": "of a longer name"},
+]
+
+
+def test_a_part_in_a_shared_target_leaves_all_other_rows(tmp_path: Path) -> None:
+    project = project_of(tmp_path, PART_SCRIPT, users())
+    asyncio.run(project.fill("UsersV2", OF_OTHERS))
+    apply(project, Phase.CUTOVER, STOPPED)
+    source, target = project.tables.table("Users"), project.tables.table("UsersV2")
+    deleted, changed = [row for row in project.rows("UsersV2") if row["PartitionKey"] == "DE_p1"][:2]
+    project.clock.advance(60)
+
+    async def work() -> None:
+        await target.delete(key_of(deleted))
+        await target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
+        await source.insert(user("beside@example.com", "p2"))
+        await source.delete(key_of(users(4)[3]))
+
+    asyncio.run(work())
+    rollback(project)
+    rows = {key_of(row): row for row in project.rows("Users")}
+    assert len(rows) == ROWS - 1
+    assert EntityKey("p1", deleted["RowKey"][2:]) not in rows
+    assert rows[EntityKey("p1", changed["RowKey"][2:])]["Nm"] == "changed"
+    rollback(project, to=ControlPhase.SOURCE, drop=True)
+    assert sorted(map(key_of, project.rows("UsersV2"))) == sorted(map(key_of, OF_OTHERS))
+    assert mapping_rows(project) == []
+
+
 # --- looking up and erasing --------------------------------------------------------------------------------
 
 
