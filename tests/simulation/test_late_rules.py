@@ -4,7 +4,7 @@ each of these stories the application is told something, and a rule of the progr
 Each story is told twice: with the rule nothing is lost; without it the loss is found.
 
 Soak: other lengths of a stop; most stories without a stored mapping; each rule switched off.
-Reason, and what `make test` covers: two minutes each; a stop of two minutes; each story with its rule, two of
+Reason, and what `make test` covers: two minutes each; a stop of two minutes; each story with its rule, one of
 them without a stored mapping.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -345,10 +344,8 @@ def repeated_copy_back(stage: Stage) -> None:
 MOVED = [killed_copy, repeated_copy, repeated_copy_back]
 
 
-@pytest.mark.parametrize(
-    ("story", "mapping"),
-    others_in_soak(product(MOVED, ("", COMPUTED)), kept=[*product(MOVED, ("",)), (repeated_copy, COMPUTED)]),
-)
+@pytest.mark.parametrize("story", MOVED)
+@MAPPINGS
 def test_the_authority_moves_when_nothing_is_under_way_any_more(
     tmp_path: Path, story: Story, mapping: str
 ) -> None:
