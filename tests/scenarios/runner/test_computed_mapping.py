@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import Findings, Refused
-from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import commands, restore
@@ -238,6 +238,22 @@ def test_rows_that_somebody_wrote_before_prepare_ended_are_not_taken_for_copies(
     with pytest.raises(Refused, match="did not write"):
         apply(project)
     assert len(project.rows("UsersV2")) == 1
+
+
+def test_rows_that_somebody_wrote_while_prepare_ran_are_not_taken_for_copies(project: Project) -> None:
+    """Its gate saw no table. It may wait for a minute until nothing of an earlier run is in flight."""
+    row: Row = {"PartitionKey": "DE_p0", "RowKey": "U:somebody@example.com", "Name": "not ours"}
+
+    async def gate(call: Call) -> None:
+        if (call.action, call.table) == ("create_table", JOURNAL_TABLE):
+            await project.tables.create_table("UsersV2")
+            await project.tables.table("UsersV2").insert(row)
+
+    project.restricted.gate = gate
+    with pytest.raises(Refused, match="holds rows"):
+        apply(project)
+    assert [content_of(each) for each in project.rows("UsersV2")] == [row]
+    assert mapping_rows(project) == []
 
 
 def test_targets_may_be_kept_and_are_taken_up_again_or_dropped(at_gate: Project) -> None:
