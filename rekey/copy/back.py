@@ -5,15 +5,16 @@ write is conditional on it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused, Unavailable
+from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.effects import apply_for_etags
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator
-from rekey.protocol.replicas import difference, source_place, stands_for
+from rekey.protocol.replicas import SOURCE_TABLE, difference, source_place, stands_for
 from rekey.protocol.reverse import ReversePropagator
 from rekey.tables.base import Verb
 from rekey.tables.bulk import read_keys
@@ -22,9 +23,11 @@ from rekey.tables.bulk import read_keys
 class BackPropagator:
     """Makes source rows equal to what the main target says."""
 
-    def __init__(self, propagator: Propagator) -> None:
-        """Create it on a forward propagator, whose tables, mapping and mapper are used."""
+    def __init__(self, propagator: Propagator, keeps: Callable[[Row], bool] = lambda _row: False) -> None:
+        """Create it on a forward propagator, whose tables, mapping and mapper are used. `keeps`: tells of a
+        source row that is about to be deleted whether it is kept as a removed row first."""
         self.forward = propagator
+        self._keeps = keeps
         self._reverse = ReversePropagator(propagator)
         self.source = propagator.source
         self.mapper = propagator.mapper
@@ -111,6 +114,8 @@ class BackPropagator:
             if not writes:
                 return changed
             [(_, write)] = writes
+            if write.verb is Verb.DELETE and self._keeps(write.row):
+                await RemovedRows(self.mapping).keep(SOURCE_TABLE, write.row, source_key)
             applied, _ = await apply_for_etags(self.source, [write])
             changed = changed or bool(applied)
             # Writers are stopped, so the authority is not reread after a replace or a delete; the

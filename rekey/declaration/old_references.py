@@ -150,8 +150,9 @@ def _holder(reference: Reference, key: str, computed: Mapping[str, Compute]) -> 
 
 
 def _names_same_row(first: Reference, second: Reference) -> bool:
+    # Rows of several kinds share a table; the new keys are those of the kind that each reference names.
     return (first.via, first.target, first.name) == (second.via, second.target, second.name) and (
-        first.old_key == second.old_key
+        (first.old_key, first.new_key) == (second.old_key, second.new_key)
     )
 
 

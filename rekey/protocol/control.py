@@ -134,6 +134,12 @@ class ControlRow:
         return self.phase is ControlPhase.COMPLETE and self.maintainer is Maintainer.CLIENTS
 
     @property
+    def stopped_at(self) -> str | None:
+        """A time from which on nothing was to write the source (capture "delta"), None before: the freeze
+        before cutover or, where a rollback that was given up froze since, the cutover."""
+        return min(filter(None, (self.frozen_at, self.cutover_at)), key=ticks_of, default=None)
+
+    @property
     def is_followed(self) -> bool:
         """Whether replicas follow what clients write."""
         return self.phase in FOLLOWED or self.maintained

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from rekey.core.clock import ticks_of
+from rekey.mapping.computed import ComputedMapping
 from rekey.model import EntityKey
 from rekey.protocol import journal
 from rekey.protocol.journal import IntentRef, Journal
@@ -53,6 +54,15 @@ def no_quiet() -> Any:
         return
 
     return _everywhere("rekey.runner.clients", "until_quiet", until_quiet)
+
+
+def marks_stay() -> Any:
+    """Drop targets while a mark still says that they are this migration's (`ComputedMapping`)."""
+
+    async def disown(_mapping: ComputedMapping) -> None:
+        return
+
+    return mock.patch.object(ComputedMapping, "disown", disown)
 
 
 def repeats_open_writes() -> Any:

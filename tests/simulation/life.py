@@ -57,6 +57,7 @@ from tests.simulation.repeating import Repeating
 from tests.worlds.projects import ELSEWHERE as TARGETS
 from tests.worlds.projects import (
     FOLDED_SCRIPT,
+    INVERTED_SCRIPT,
     POSTS_SCRIPT,
     SECONDARY_FROM_KEYS_SCRIPT,
     SECONDARY_SCRIPT,
@@ -72,6 +73,7 @@ PATIENCE = 14
 
 KINDS: dict[str, tuple[str, type[Application]]] = {
     "keys from keys": (USERS_SCRIPT, Users),
+    "keys that say the old ones": (INVERTED_SCRIPT, Users),
     "keys from content": (POSTS_SCRIPT, Posts),
     "keys that pass": (FOLDED_SCRIPT, Names),
     "keys from keys, secondary rows": (SECONDARY_FROM_KEYS_SCRIPT, Races),
@@ -88,6 +90,8 @@ class Life:
     seed: int
     moves: bool = True
     """Whether it is drawn that the main target is in another account."""
+    goes_on: bool = False
+    """Whether the application goes on to write the target when a rollback did not get done."""
     random: random.Random = field(init=False)
     project: Project = field(init=False)
     adversary: Adversary = field(init=False)
@@ -194,6 +198,8 @@ class Life:
         def roll_back(one: Session) -> object:
             if self._phase() is ControlPhase.DUAL_WRITE:
                 return None  # a run before, which did not hear of it, did it
+            if self.goes_on:
+                self._go_on_with_the_target()
             return commands.rollback(one, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
 
         self._until_done("rollback", roll_back, Options(writers_stopped=True))
@@ -203,6 +209,13 @@ class Life:
         self._require(after == wanted, "rollback changed the target")
         self._judge("after rollback")
         self.application.rows = self._contents(self.source.name)
+
+    def _go_on_with_the_target(self) -> None:
+        """Write the target, where it stays the authority whatever is under way."""
+        self.adversary.let_all_land()
+        if self._phase() in (ControlPhase.CUTOVER, ControlPhase.FREEZE):
+            for _ in range(self.random.randrange(6)):
+                self.adversary.quietly(lambda: self.application.write_target(self.main))
 
     def _work_on_the_source(self, writes: int) -> None:
         for _ in range(writes):

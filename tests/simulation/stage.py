@@ -42,11 +42,13 @@ from tests.simulation.dual_life import RUNNER_REQUEST_S, SCRIPT, Life
 from tests.simulation.dual_people import Application, Client, Users
 from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.storm import SIGNED_S, Fate, MachineClock, Process
-from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.projects import INVERTED_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds.scripts import under_writes
 from tests.worlds.small import Killed
 
 DELTA, DUAL = "delta", "dual-write"
+COMPUTED = ", computed mapping"
+"""Added to a kind: nothing of its mapping is stored."""
 ATTEMPTS = 8
 
 
@@ -65,6 +67,8 @@ class Stage(Life):
     kinds: ClassVar[dict[str, tuple[str, type[Application]]]] = {
         DELTA: (USERS_SCRIPT, Users),
         DUAL: (under_writes(USERS_SCRIPT), Users),
+        DELTA + COMPUTED: (INVERTED_SCRIPT, Users),
+        DUAL + COMPUTED: (under_writes(INVERTED_SCRIPT), Users),
     }
     moves = False
 
@@ -78,7 +82,7 @@ class Stage(Life):
     @property
     def is_delta(self) -> bool:
         """Whether writers are stopped for each move."""
-        return self.kind == DELTA
+        return self.declared.migration.capture == DELTA
 
     @contextmanager
     def opened(self, rows: int = 12) -> Iterator[Stage]:
@@ -157,10 +161,9 @@ class Stage(Life):
         return self.mapper.map(row)[0].row
 
     def _source_key(self, row: Row) -> EntityKey:
-        if row["RowKey"].endswith("@example.com"):
-            return key_of(row)
         known = [VICTIM, *(person(number) for number in range(50))]
-        return next(key_of(one) for one in known if key_of(self.as_target(one)) == key_of(row))
+        by_target = {key_of(self.as_target(each)): key_of(each) for each in known}
+        return by_target.get(key_of(row), key_of(row))
 
     # --- who operates it -----------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Index tables after `complete`, in every order. Several clients maintain them until the handover. After it
 the runner settles what a killed client left, and takes nothing from an application that maintains them
-itself. With the rules switched off the searches find the index rows that rot.
+itself. With the rules switched off the searches find the index rows that rot. Without a stored mapping there
+are no index tables, hence no such worlds.
 
 Soak: large worlds; an open outcome beside an application that maintains its index rows; each rule switched
 off.

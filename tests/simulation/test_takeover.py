@@ -1,9 +1,10 @@
 """What dead clients leave is finished by any client that lives, within the time that is promised, and not
 before nothing of the dead ones can take effect.
 
-Soak: drawn lives; some numbers of kills and moments; each rule switched off.
+Soak: drawn lives; some numbers of kills and moments; most stories without a stored mapping; each rule
+switched off.
 Reason, and what `make test` covers: up to a minute each; each composition of clients by hand, and each story
-with its rule.
+with its rule, one of them without a stored mapping.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from tests.simulation import takeover_broken
 from tests.simulation.dual_people import Client
 from tests.simulation.judging import Found
 from tests.simulation.loop import OWNER
-from tests.simulation.stage import DUAL, person
+from tests.simulation.stage import COMPUTED, DUAL, person
 from tests.simulation.takeover_stage import TakeoverLife, TakeoverStage
 from tests.soaking import others_in_soak
 
 Story = Callable[[TakeoverStage], None]
 
 EVERY_S = takeover.SWEEP_EVERY_S
+MAPPINGS = pytest.mark.parametrize(
+    "mapping", others_in_soak(["", COMPUTED], kept=[""]), ids=["stored", "computed"]
+)
 
 
-def told(path: Path, story: Story, seed: int = 1) -> None:
+def told(path: Path, kind: str, story: Story, seed: int = 1) -> None:
     """Tell a story."""
-    stage = TakeoverStage(path, DUAL, seed)
+    stage = TakeoverStage(path, kind, seed)
     with stage.opened():
         story(stage)
 
@@ -62,10 +66,11 @@ def left_to_readers(stage: TakeoverStage, view: View, readers: int, cut_over: bo
 @pytest.mark.parametrize(
     ("view", "cut_over"), [(View.OLD, False), (View.NEW, True)], ids=["before cutover", "after cutover"]
 )
+@MAPPINGS
 def test_clients_that_only_read_settle_what_a_killed_one_left(
-    tmp_path: Path, view: View, readers: int, cut_over: bool
+    tmp_path: Path, view: View, readers: int, cut_over: bool, mapping: str
 ) -> None:
-    told(tmp_path, partial(left_to_readers, view=view, readers=readers, cut_over=cut_over))
+    told(tmp_path, DUAL + mapping, partial(left_to_readers, view=view, readers=readers, cut_over=cut_over))
 
 
 def registered_before_it_began(stage: TakeoverStage) -> None:
@@ -78,8 +83,9 @@ def registered_before_it_began(stage: TakeoverStage) -> None:
     stage.assert_in_step()
 
 
-def test_a_client_that_read_before_the_migration_began_settles(tmp_path: Path) -> None:
-    told(tmp_path, registered_before_it_began)
+@pytest.mark.parametrize("mapping", ["", COMPUTED], ids=["stored", "computed"])
+def test_a_client_that_read_before_the_migration_began_settles(tmp_path: Path, mapping: str) -> None:
+    told(tmp_path, DUAL + mapping, registered_before_it_began)
 
 
 def first_is_dead(stage: TakeoverStage, dead: int, after_s: float) -> None:
@@ -98,8 +104,11 @@ def first_is_dead(stage: TakeoverStage, dead: int, after_s: float) -> None:
 
 @pytest.mark.parametrize("dead", [1, 5])
 @pytest.mark.parametrize("after_s", [0.0, 15.0, 18.0])
-def test_the_next_one_settles_where_the_first_is_dead_too(tmp_path: Path, dead: int, after_s: float) -> None:
-    told(tmp_path, partial(first_is_dead, dead=dead, after_s=after_s))
+@MAPPINGS
+def test_the_next_one_settles_where_the_first_is_dead_too(
+    tmp_path: Path, dead: int, after_s: float, mapping: str
+) -> None:
+    told(tmp_path, DUAL + mapping, partial(first_is_dead, dead=dead, after_s=after_s))
 
 
 def killed_again_and_again(stage: TakeoverStage, times: int) -> None:
@@ -118,8 +127,9 @@ def killed_again_and_again(stage: TakeoverStage, times: int) -> None:
 
 
 @pytest.mark.parametrize("times", others_in_soak([1, 3], kept=[3]))
-def test_repeated_kills_cost_a_claim_and_a_look_each(tmp_path: Path, times: int) -> None:
-    told(tmp_path, partial(killed_again_and_again, times=times))
+@MAPPINGS
+def test_repeated_kills_cost_a_claim_and_a_look_each(tmp_path: Path, times: int, mapping: str) -> None:
+    told(tmp_path, DUAL + mapping, partial(killed_again_and_again, times=times))
 
 
 def by_many(stage: TakeoverStage, clients: int, after_s: float) -> None:
@@ -154,10 +164,11 @@ def _settled_in_turn(stage: TakeoverStage, most: int) -> None:
 
 # Not 0 seconds: clients know the time of their last beats, which were up to a second before.
 @pytest.mark.parametrize("after_s", others_in_soak([1.7, 5.7, 9.7], kept=[5.7]))
+@MAPPINGS
 def test_many_clients_wait_for_their_turns_and_each_key_is_settled_once(
-    tmp_path: Path, after_s: float
+    tmp_path: Path, after_s: float, mapping: str
 ) -> None:
-    told(tmp_path, partial(by_many, clients=12, after_s=after_s))
+    told(tmp_path, DUAL + mapping, partial(by_many, clients=12, after_s=after_s))
 
 
 # --- rules ------------------------------------------------------------------------------------------------
@@ -232,20 +243,23 @@ def often() -> AbstractContextManager[object]:
 
 
 @pytest.mark.parametrize("story", [story for _, story, _ in RULES[:3]], ids=[name for name, *_ in RULES[:3]])
+@MAPPINGS
 def test_nothing_is_settled_while_a_request_of_a_dead_client_may_take_effect(
-    tmp_path: Path, story: Story
+    tmp_path: Path, story: Story, mapping: str
 ) -> None:
     with often():
-        told(tmp_path, story)
+        told(tmp_path, DUAL + mapping, story)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("story", "broken"), [rule[1:] for rule in RULES], ids=[name for name, *_ in RULES])
+@MAPPINGS
 def test_with_a_rule_switched_off_the_loss_is_found(
-    tmp_path: Path, story: Story, broken: Callable[[], AbstractContextManager[object]]
+    tmp_path: Path, story: Story, broken: Callable[[], AbstractContextManager[object]], mapping: str
 ) -> None:
     with often(), broken(), pytest.raises(Found):
-        told(tmp_path, story)
+        for seed in (1, 2):  # how long requests take is drawn, and one draw may be lucky
+            told(tmp_path / str(seed), DUAL + mapping, story, seed)
 
 
 # --- drawn lives --------------------------------------------------------------------------------------------
@@ -255,7 +269,13 @@ def test_with_a_rule_switched_off_the_loss_is_found(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize(
-    "kind", ["keys from keys, indexed", "keys from content", "keys from keys, secondary rows"]
+    "kind",
+    [
+        "keys from keys, indexed",
+        "keys that say the old ones",
+        "keys from content",
+        "keys from keys, secondary rows",
+    ],
 )
 def test_a_life_full_of_kills_loses_nothing_and_survivors_finish_it(
     tmp_path: Path, kind: str, seed: int

@@ -3,6 +3,7 @@ groups: ADR 0043). README.md of `rekey/runner` says what holds under a freeze.""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone, source_keys, unmatched
-from rekey.core.clock import earlier, format_ticks, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, earlier, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.limits import is_in_target_account
 from rekey.errors import Findings, GateClosed, RekeyError, RowRefused, ServiceError, WriterAtWork
@@ -65,6 +66,11 @@ from rekey.verify.report import FullReport
 FROZEN_AT = "frozen_at"
 # Fact: the same by the clock of the target account, where there is one.
 TARGET_FROZEN_AT = "target_frozen_at"
+# Fact: from when until when rollbacks copied rows to the source since the cutover, where no mapping is
+# stored: pairs of the source's times, as JSON.
+COPIED_BACK = "copied_back"
+# For how long such a record holds, in ticks, before it is renewed.
+_SPAN = 60 * TICKS_PER_SECOND
 # Seconds by which the clocks of a machine and of the service may differ.
 _CLOCKS_S = 300.0
 # Most rows that an error names.
@@ -383,6 +389,8 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     for member in run.run_group:
         member.state.set_fact(member.script_id, WATERMARK, await member.source_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
+    for member in run.run_group:
+        member.state.set_fact(member.script_id, COPIED_BACK, None)
 
 
 async def _check_back(run: Run, now: ControlRow) -> None:
@@ -403,10 +411,12 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
-    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
+    back, limit = BackPropagator(run.propagator, _keeps(run)), run.config.limits.concurrency
     run.switchover = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
+    record = await _recorder(run)
 
     async def settle(what: str, source_key: EntityKey) -> None:
+        record()
         if await back.propagate(source_key):
             counters[what] += 1
             # The index tables follow the source again.
@@ -439,21 +449,66 @@ def _deleted(
     mapping, target = run.mapping, run.targets[0]
     if not isinstance(mapping, ComputedMapping):
         return gone(target, mapping, "r", advance=advance, check=run.check)
-    # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
-    # later stays, and is found missing in the target.
-    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
-    if frozen_at is None and now.cutover_at is not None:
-        # The state file was lost. This is later than the freeze, by the clock of another account.
-        frozen_at = earlier(now.cutover_at, run.config.gates.margin_s)
+    was_copied = _was_copied(run, now)
 
     def copied(rows: Sequence[Row]) -> list[EntityKey]:
-        if frozen_at is None:
-            return []
-        keys = [key_of(row) for row in rows if ticks_of(row[TIMESTAMP]) < ticks_of(frozen_at)]
+        keys = [key_of(row) for row in rows if was_copied(row)]
         return [key for key in keys if mapping.target_of(key) is not None]
 
     present = source_keys(target, mapping.sources_of, advance=advance, check=run.check)
     return unmatched(source_keys(run.source, copied, check=run.check), present)
+
+
+def _was_copied(run: Run, now: ControlRow) -> Callable[[Row], bool]:
+    """Return the function that tells of a source row, by its Timestamp, that the target has had it since
+    cutover, where no mapping row says so."""
+    # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
+    # later stays, and is found missing in the target.
+    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
+    if frozen_at is None and now.stopped_at is not None:
+        # The state file was lost. This is by the clock of another account, and may be later than the freeze.
+        frozen_at = earlier(now.stopped_at, run.config.gates.margin_s)
+    spans = [(ticks_of(since), ticks_of(until)) for since, until in _copied_back(run)]
+    spans += [] if frozen_at is None else [(0, ticks_of(frozen_at))]
+
+    def was_copied(row: Row) -> bool:
+        written_at = ticks_of(row[TIMESTAMP])
+        return any(since <= written_at < until for since, until in spans)
+
+    return was_copied
+
+
+def _keeps(run: Run) -> Callable[[Row], bool]:
+    """Return the function that tells of a source row that only its Timestamp says was copied: not by a
+    mapping row, nor by the comparison under the freeze."""
+    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
+    proved = 0 if frozen_at is None else ticks_of(frozen_at)
+    return lambda row: not run.mapping.is_stored and ticks_of(row[TIMESTAMP]) >= proved
+
+
+def _copied_back(run: Run) -> list[tuple[str, str]]:
+    """Return from when until when rollbacks copied rows to the source since the cutover."""
+    return [
+        (since, until) for since, until in json.loads(run.state.get_fact(run.script_id, COPIED_BACK) or "[]")
+    ]
+
+
+async def _recorder(run: Run) -> Callable[[], None]:
+    """Return the function to call before a row is copied back: it records until when that may take effect."""
+    if run.mapping.is_stored:
+        return lambda: None
+    before, since = _copied_back(run), await fresh_second(run.source_time, run.clock)
+    until = 0
+
+    def record() -> None:
+        nonlocal until
+        now, in_flight = run.clock.ticks(), round(run.config.gates.margin_s * TICKS_PER_SECOND)
+        if now + in_flight + _SPAN // 2 >= until:
+            until = now + in_flight + _SPAN
+            spans = [*before, (since, format_ticks(until))]
+            run.state.set_fact(run.script_id, COPIED_BACK, json.dumps(spans))
+
+    return record
 
 
 async def _each_changed(

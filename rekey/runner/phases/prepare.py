@@ -7,17 +7,17 @@ from itertools import groupby
 from operator import itemgetter
 
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, is_in_target_account
-from rekey.errors import CredentialRefused, TableBeingDeleted, TableMissing
+from rekey.errors import CredentialRefused, GateClosed, TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, etag_of
 from rekey.next_steps import next_step
-from rekey.phases import ControlPhase
+from rekey.phases import ControlPhase, Phase
 from rekey.runner.clients import until_quiet
 from rekey.runner.probe_tables import probe_name, probe_table, require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_source, tables_with_rows
-from rekey.runner.run import Counters, Run, nothing_left
+from rekey.runner.run import Counters, Run, asks_again, nothing_left
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb
@@ -42,14 +42,17 @@ async def gate(run: Run) -> list[str]:
         raise refusal(
             "source-missing", table=run.source, account=account, section=section, file=file, similar=similar
         )
-    reasons = [*await _still_maintained(run), *await _begun_before(run)]
-    for table in run.mapper.read_once:
-        reasons += [
-            reason("target-holds-rows", target=target)
-            for target in apart(whole(run.targets[table]))
-            if await run.tables.table_exists(target.name) and await _is_foreign(run, table, target)
-        ]
-    return reasons
+    return [*await _still_maintained(run), *await _begun_before(run), *await _held_by_others(run)]
+
+
+async def _held_by_others(run: Run) -> list[str]:
+    """Return a reason for each target that holds rows which this migration did not write."""
+    return [
+        reason("target-holds-rows", target=target)
+        for table in run.mapper.read_once
+        for target in apart(whole(run.targets[table]))
+        if await run.tables.table_exists(target.name) and await _is_foreign(run, table, target)
+    ]
 
 
 async def _is_foreign(run: Run, number: int, target: Table) -> bool:
@@ -87,7 +90,8 @@ async def _begun_before(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Create the missing ones of the mapping table, the journal table and the targets."""
+    """Create the missing ones of the mapping table, the journal table and the targets. Raises GateClosed:
+    somebody has filled a target since the gate was asked."""
     await until_quiet(run)  # an earlier run that was rolled back may have requests in flight
     await require_two_accounts(run)
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
@@ -100,6 +104,9 @@ async def run(run: Run) -> Counters:
             what = f"target table {name} is still being deleted by the service"
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
+    # From the mark on, rows in the targets are this migration's.
+    if not run.mapping.is_stored and (reasons := await _held_by_others(run)):
+        raise GateClosed(Phase.PREPARE, reasons, hint=asks_again(run, Phase.PREPARE))
     await run.mapping.begin()
     names = (run.source.name, *run.declared.migration.table_names)
     for in_target_account in sorted({is_in_target_account(name) for name in names}):

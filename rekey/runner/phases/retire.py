@@ -120,7 +120,7 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     if run.is_delta:
         # Without the fact (the state file was lost) the beginning of the freeze: earlier, so fewer rows are
         # deleted.
-        return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
+        return run.state.get_fact(run.script_id, FROZEN_AT) or now.stopped_at or now.updated_at
     kept = run.state.get_fact(run.script_id, QUIET_AT)
     # A run that was cut off stored none. Every client has acknowledged by now; none could take longer than
     # this.

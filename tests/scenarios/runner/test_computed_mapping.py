@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import Findings, Refused
-from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.runner import commands, restore
@@ -146,14 +146,41 @@ def test_a_rollback_that_is_killed_anywhere_is_finished_by_the_next(cut_over: Pr
     assert actual(cut_over) == expected(cut_over)
 
 
+def test_rows_that_a_killed_rollback_copied_back_are_deleted_with_their_target_rows(
+    cut_over: Project,
+) -> None:
+    """Their Timestamps are newer than the freeze. What a stray writer wrote before stays."""
+    target = cut_over.tables.table("UsersV2")
+    cut_over.clock.advance(60)
+    changed = cut_over.rows("UsersV2")[:4]
+    for row in changed:
+        asyncio.run(target.replace({**content_of(row), "Name": "changed"}, etag=etag_of(row)))
+    for row in changed[:2]:
+        with killed(cut_over, 2, lambda call: call.writes and call.table == "Users"):
+            rollback(cut_over)
+        cut_over.clock.advance(60)
+        asyncio.run(target.delete(key_of(row)))
+    asyncio.run(cut_over.tables.table("Users").insert(user("stray@example.com")))
+    with pytest.raises(Findings):
+        rollback(cut_over)
+    cut_over.clock.advance(60)
+    asyncio.run(target.delete(key_of(changed[2])))
+    asyncio.run(cut_over.tables.table("Users").delete(key_of(user("stray@example.com"))))
+    rollback(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS - 3
+    assert actual(cut_over) == expected(cut_over)
+    assert mapping_rows(cut_over) == [".t", ".x"], "they are kept: what says that they were copied is a time"
+
+
 def test_a_source_row_that_a_stray_writer_wrote_after_cutover_stops_the_rollback(cut_over: Project) -> None:
     """Nothing says whether it was copied and deleted in the target since, so it is never deleted."""
     cut_over.clock.advance(60)
     asyncio.run(cut_over.tables.table("Users").insert(user("stray@example.com")))
-    with pytest.raises(Findings):
-        rollback(cut_over)
-    assert control_phase(cut_over) is ControlPhase.CUTOVER
-    assert len(cut_over.rows("Users")) == ROWS + 1
+    for _ in range(2):
+        with pytest.raises(Findings):
+            rollback(cut_over)
+        assert control_phase(cut_over) is ControlPhase.CUTOVER
+        assert len(cut_over.rows("Users")) == ROWS + 1
 
 
 def test_many_deletes_are_swept(at_gate: Project) -> None:
@@ -213,6 +240,22 @@ def test_rows_that_somebody_wrote_before_prepare_ended_are_not_taken_for_copies(
     assert len(project.rows("UsersV2")) == 1
 
 
+def test_rows_that_somebody_wrote_while_prepare_ran_are_not_taken_for_copies(project: Project) -> None:
+    """Its gate saw no table. It may wait for a minute until nothing of an earlier run is in flight."""
+    row: Row = {"PartitionKey": "DE_p0", "RowKey": "U:somebody@example.com", "Name": "not ours"}
+
+    async def gate(call: Call) -> None:
+        if (call.action, call.table) == ("create_table", JOURNAL_TABLE):
+            await project.tables.create_table("UsersV2")
+            await project.tables.table("UsersV2").insert(row)
+
+    project.restricted.gate = gate
+    with pytest.raises(Refused, match="holds rows"):
+        apply(project)
+    assert [content_of(each) for each in project.rows("UsersV2")] == [row]
+    assert mapping_rows(project) == []
+
+
 def test_targets_may_be_kept_and_are_taken_up_again_or_dropped(at_gate: Project) -> None:
     rollback(at_gate, drop=False)
     asyncio.run(at_gate.tables.table("Users").delete(key_of(FIRST)))
@@ -245,6 +288,7 @@ def test_without_its_state_file_it_copies_again_and_can_be_rolled_back(at_gate: 
     rollback(at_gate)
     assert actual(at_gate) == expected(at_gate)
     assert len(at_gate.rows("Users")) == ROWS - 1
+    assert mapping_rows(at_gate) == [".t", ".x"], "a row that the target lacks may be newer than the freeze"
 
 
 def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_clock(at_gate: Project) -> None:
@@ -259,6 +303,69 @@ def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_cl
     with pytest.raises(Findings):
         rollback(at_gate)
     assert len(at_gate.rows("Users")) == ROWS + 1
+
+
+def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_all_was_compared(
+    at_gate: Project,
+) -> None:
+    """Comparing took longer than the margin, and what looks for such rows had passed this one."""
+    at_gate.clock.advance(120)
+    control_calls: list[str] = []
+
+    async def gate(call: Call) -> None:
+        if call.table != CONTROL_TABLE:
+            return
+        control_calls.append(call.action)
+        if control_calls[-3:] == ["replace", "get", "get"]:  # frozen, and about to move on
+            await at_gate.tables.table("Users").insert(user("stray@example.com"))
+            at_gate.clock.advance(600)
+
+    at_gate.restricted.gate = gate
+    apply(at_gate, Phase.CUTOVER, STOPPED)
+    at_gate.restricted.gate = at_gate.tables.gate
+    assert len(at_gate.rows("Users")) == ROWS + 1
+    lose_state(at_gate)
+    at_gate.clock.advance(60)
+    with pytest.raises(Findings):
+        rollback(at_gate)
+    assert len(at_gate.rows("Users")) == ROWS + 1
+
+
+def test_retire_without_its_state_file_leaves_a_row_that_was_written_before_a_rollback_was_given_up(
+    cut_over: Project,
+) -> None:
+    """The control row has the time of the last freeze, which is not the one before the cutover."""
+    cut_over.clock.advance(60)
+    stray = user("stray@example.com")
+    asyncio.run(cut_over.tables.table("Users").insert(stray))
+    cut_over.clock.advance(60)
+    with pytest.raises(Findings):
+        rollback(cut_over)
+    new = {"PartitionKey": "DE_p9", "RowKey": "U:new@example.com", "Name": "new"}
+    asyncio.run(cut_over.tables.table("UsersV2").insert(new))
+    lose_state(cut_over)
+    apply(cut_over, Phase.COMPLETE, STOPPED)
+    with cut_over.session(Options(typed_table="Users", no_backup="a test")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+        with pytest.raises(Findings, match="source rows changed after the freeze"):
+            commands.retire(session, SCRIPT)
+    assert [content_of(row) for row in cut_over.rows("Users")] == [stray]
+
+
+def test_targets_kept_after_a_drop_that_was_cut_off_are_not_taken_for_copies(at_gate: Project) -> None:
+    """The drop took the mark away, so their rows may be anybody's by now."""
+    with killed(at_gate, when=lambda call: call.action == "delete_table" and call.table == "UsersV2"):
+        rollback(at_gate, drop=True)
+    assert mapping_rows(at_gate) == []
+    rollback(at_gate, drop=False)
+    before = at_gate.rows("UsersV2")
+    with pytest.raises(Refused, match="holds rows"):
+        apply(at_gate)
+    assert at_gate.rows("UsersV2") == before
+    rollback(at_gate, drop=True)
+    at_gate.clock.advance(120)
+    apply(at_gate)
+    assert actual(at_gate) == expected(at_gate)
 
 
 def test_rows_of_others_are_safe_where_a_drop_was_cut_off(at_gate: Project) -> None:
@@ -276,6 +383,42 @@ def test_rows_of_others_are_safe_where_a_drop_was_cut_off(at_gate: Project) -> N
         rollback(at_gate, drop=True)
     assert dropped
     refused_with_rows_of_others(at_gate)
+
+
+PART_SCRIPT = (
+    INVERTED_SCRIPT.replace("Target, keys, props", "Target, keys, props, rows")
+    .replace('source="Users",', 'source="Users", where=rows.partition_key(equals="p1"),')
+    .replace('"UsersV2",', '"UsersV2", shared=True,')
+)
+OF_OTHERS: list[Row] = [
+    {"PartitionKey": "DE_p2", "RowKey": "U:user0002@example.com", "Name": "of another part"},
+    {"PartitionKey": "DE_p10", "RowKey": "U:x", "Name": "of a longer name"},
+]
+
+
+def test_a_part_in_a_shared_target_leaves_all_other_rows(tmp_path: Path) -> None:
+    project = project_of(tmp_path, PART_SCRIPT, users())
+    asyncio.run(project.fill("UsersV2", OF_OTHERS))
+    apply(project, Phase.CUTOVER, STOPPED)
+    source, target = project.tables.table("Users"), project.tables.table("UsersV2")
+    deleted, changed = [row for row in project.rows("UsersV2") if row["PartitionKey"] == "DE_p1"][:2]
+    project.clock.advance(60)
+
+    async def work() -> None:
+        await target.delete(key_of(deleted))
+        await target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
+        await source.insert(user("beside@example.com", "p2"))
+        await source.delete(key_of(users(4)[3]))
+
+    asyncio.run(work())
+    rollback(project)
+    rows = {key_of(row): row for row in project.rows("Users")}
+    assert len(rows) == ROWS - 1
+    assert EntityKey("p1", deleted["RowKey"][2:]) not in rows
+    assert rows[EntityKey("p1", changed["RowKey"][2:])]["Nm"] == "changed"
+    rollback(project, to=ControlPhase.SOURCE, drop=True)
+    assert sorted(map(key_of, project.rows("UsersV2"))) == sorted(map(key_of, OF_OTHERS))
+    assert mapping_rows(project) == []
 
 
 # --- looking up and erasing --------------------------------------------------------------------------------

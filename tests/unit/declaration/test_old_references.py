@@ -101,6 +101,27 @@ def test_the_key_of_the_other_row_may_be_in_two_references(mapper: Write) -> Non
         orders.reverse(alone, OLD_KEY, None)
 
 
+def test_a_reference_to_a_row_of_another_kind_does_not_say_the_key(tmp_path: Path) -> None:
+    kinds = ", ".join(
+        f'''RowKind("{kind}", when=rows.row_key(prefix="{kind}:"), target=Target("UsersV2",
+            partition_key=keys.literal("{kind}-") + keys.prop("PartitionKey"), row_key={OPAQUE}, properties=[
+                props.copy("PartitionKey", to="OldTenant"), props.copy("RowKey", to="Mail")]))'''
+        for kind in ("person", "bot")
+    )
+    bot = 'props.reference("User", to="Bot", via="0001_users", partition="PartitionKey", to_partition=True'
+    person = REFERENCE.format(partition="PartitionKey", more=', kind="person"')
+    references = f"{person}, {bot}, kind='bot')"
+    (tmp_path / "0001_users.py").write_text(
+        f'{HEAD}migration = Migration(source="Users", kinds=[{kinds}], capture="delta")'
+    )
+    (tmp_path / "0002_orders.py").write_text(HEAD + ORDERS.format(references=references))
+    orders = Mapper(load_script(tmp_path / "0002_orders.py").migration, SECRETS)
+    target = new(orders, order("person:ann"))
+    assert target["Bot"] == "bot-eu"
+    [referred] = orders.to_look_up(target, OLD_KEY, None).values()
+    assert referred.key == EntityKey("person-eu", target["UserId"])
+
+
 def test_a_reference_in_the_place_of_the_old_one_comes_back(mapper: Write) -> None:
     orders = mapper(SAME_PARTITION.replace('to="UserId"', 'to="User"'))
     source = order(ANN)
