@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rekey.client.lease import Permit
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.core import ClientCore, rows_in
 from rekey.client.sdk.guard import PartGuard
+from rekey.client.sdk.leased import Leased
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.core.key_space import KeySpace
@@ -26,39 +27,6 @@ from rekey.protocol.rules import OTHERS_ROW, View, refusal
 from rekey.tables.base import Accounts, Operation
 
 
-class Part(Protocol):
-    """What the router asks the client of a part."""
-
-    async def open(self) -> object:
-        """Register and read the control row for the first time; later calls do nothing."""
-
-    async def close(self) -> None:
-        """Settle and close. Idempotent."""
-
-    def covers(self, key: EntityKey) -> bool:
-        """Tell whether a row with this key is of the part."""
-
-    def passing(self, *, waits: bool = False) -> AbstractAsyncContextManager[Permit]:
-        """Hold a permit while rows are written that it does not follow."""
-
-    def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
-        """Tell whether a read is provably of rows of the part alone."""
-
-    def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None, *, is_held: bool = False
-    ) -> AbstractAsyncContextManager[Permit]:
-        """Hold the permit of a read. `is_held`: whether another part `holds` it."""
-
-    def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
-
-    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Announce rows of the part that were written unfollowed, and answered too late."""
-
-    async def deleting_table(self) -> None:
-        """Raise WritesRefused while the migration works with the table."""
-
-
 class PartRouter:
     """Writes, permits and shadow reads of a table, by the clients of its parts; used like a `ClientCore`."""
 
@@ -66,7 +34,7 @@ class PartRouter:
         """Create the router. The parts are apart, as `carrier_of` checks: those that clients follow, at least
         one, and those that none has to follow."""
         self._cores = tuple(cores)
-        self._parts: tuple[Part, ...] = (*cores, *guards)
+        self._parts: tuple[Leased, ...] = (*cores, *guards)
         self._compared = [core for core in cores if not core.options.is_index]
         self.options, self.table = cores[0].options, cores[0].table
         self._opening = asyncio.Lock()
@@ -80,7 +48,7 @@ class PartRouter:
 
     async def open(self) -> None:
         """Open all clients: before all have registered, nothing is written or read. Raises as
-        `ClientCore.open`."""
+        `Leased.open`."""
         async with self._opening:
             if not self._is_open:
                 await side_by_side(part.open() for part in self._parts)
@@ -105,7 +73,7 @@ class PartRouter:
     async def reading(
         self, key: EntityKey | None = None, asked: KeySpace | None = None
     ) -> AsyncIterator[None]:
-        """Hold the permits of one read, of all clients; as `ClientCore.reading`."""
+        """Hold the permits of one read, of all clients; as `Leased.reading`."""
         await self.open()
         is_held = any(part.holds(key, asked) for part in self._parts)
         async with AsyncExitStack() as permits:
@@ -137,7 +105,7 @@ class PartRouter:
             elif core.covers(read.key):
                 core.compare(read, rows)
 
-    def _owner(self, key: EntityKey) -> Part | None:
+    def _owner(self, key: EntityKey) -> Leased | None:
         return next((part for part in self._parts if part.covers(key)), None)
 
     @asynccontextmanager
@@ -151,7 +119,7 @@ class PartRouter:
             yield
 
     async def _write_unfollowed(
-        self, operations: Sequence[Operation], owners: Sequence[Part | None]
+        self, operations: Sequence[Operation], owners: Sequence[Leased | None]
     ) -> list[str | None]:
         """Write rows that no replica follows to the table alone: of no part, or of parts whose migrations
         follow nothing. Raises WritesRefused: replicas follow rows of a part among these, or it has moved on.
@@ -159,7 +127,7 @@ class PartRouter:
         first = self._cores[0]
         settings = first.options.settings
         async with AsyncExitStack() as permits:
-            permitted: list[tuple[Part, Permit]] = []
+            permitted: list[tuple[Leased, Permit]] = []
             # The first one may wait in a freeze, before the permit of another is permitted.
             for part in sorted(self._parts, key=lambda part: part not in owners):
                 waits = all(owner is part for owner in owners)
