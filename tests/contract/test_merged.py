@@ -149,6 +149,17 @@ async def test_rows_of_a_migration_that_is_not_copied_are_refused_and_all_others
     assert (await merged.in_sources())[FR] == {OLD: 1}
 
 
+async def test_a_client_of_one_of_the_migrations_reads_no_row_before_its_own_are_copied(
+    merged: Merged,
+) -> None:
+    await merged.begin(DE, *TO_COMPLETE)
+    await merged.begin(FR, DUAL, copied=False)
+    async with following(merged, FR) as carrier:
+        closed = "new-view-closed"
+        assert [await reads(carrier, key) for key in (OF_FR, OF_DE, OF_NONE, None)] == [closed] * 4
+        assert await reads(carrier, condition="PartitionKey eq 'DE_c1'") == closed
+
+
 async def test_a_row_of_none_of_the_migrations_is_refused_in_every_phase(merged: Merged) -> None:
     phases: list[ControlPhase | None] = [None, *(DUAL, FREEZE, CUTOVER, COMPLETE)]
     for phase in phases:
