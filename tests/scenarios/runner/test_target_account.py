@@ -26,7 +26,7 @@ from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
 from tests.fakes.faults import Call
 from tests.fakes.memory import MemoryTable, MemoryTableService
-from tests.scenarios.client.test_lifecycle import (
+from tests.worlds.application_rows import (
     assert_kept,
     new_post,
     new_users,
@@ -121,7 +121,7 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
     ours.live(90)  # then their clients have beaten long after what is kept: nothing of it can arrive any more
     ours.apply()
     assert ours.intents == []
-    assert_kept(ours, ledger, source, "Nm" if is_users else "Title")
+    assert_kept(ours, ledger, source)
     ours.assert_in_step()
 
 
