@@ -17,7 +17,8 @@ from rekey.protocol.rules import View
 from rekey.runner import restore
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import CommandsOn
-from tests.fakes.faults import Call, Fault, FaultKind, NoFaults, Planned, PlannedFaults
+from tests.fakes.faults import Fault, FaultKind, NoFaults, Planned, PlannedFaults
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.company import Company, company
 from tests.worlds.dual_write import DualWorld, delete, insert, memory_world, merge, replace, upsert
@@ -142,13 +143,7 @@ async def test_every_verb_is_followed_and_no_mapping_row_is_read_or_written(
     memory: MemoryTableService, phase: ControlPhase, view: View
 ) -> None:
     world = await begun(memory, phase, ANN)
-    asked: list[str] = []
-
-    async def gate(call: Call) -> None:
-        if call.table == MAPPING_TABLE:
-            asked.append(call.action)
-
-    memory.gate = gate
+    asked = noted(memory, lambda call: call.table == MAPPING_TABLE)
     writer = world.writer(view)
 
     def row(of: Row) -> Row:

@@ -11,7 +11,8 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from tests.fakes.clock import FakeClock
-from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import before, noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.dual_write import (
     TAGGED,
@@ -68,15 +69,8 @@ async def test_a_view_that_was_left_behind_is_brought_in_step_first(memory: Memo
 async def test_a_writer_of_the_old_view_in_between_is_not_overwritten(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     key = key_of(target_row(world, user(ANN.row)))
-    other, done = world.writer(View.OLD, "c2"), False
-
-    async def interfere(call: Call) -> None:
-        nonlocal done
-        if call.action == "replace" and call.table == "Users" and not done:
-            done = True
-            await other.write([merge({**key_row(ANN), "Extra": 1})])
-
-    memory.gate = interfere
+    other = world.writer(View.OLD, "c2")
+    before(memory, "replace", "Users", lambda: other.write([merge({**key_row(ANN), "Extra": 1})]))
     await world.writer(View.NEW).write([merge({**key_row(key), "Age": 2})])
     await world.assert_quiet()
     [ann] = memory.dump("Users")
@@ -134,16 +128,10 @@ async def test_a_transaction_over_partitions_of_the_authority_is_refused(memory:
 async def test_a_move_within_a_partition_is_one_transaction(memory: MemoryTableService) -> None:
     world = await memory_world(USERS_BY_NAME, memory).prepare([user(ANN.row)])
     world.permits.move(ControlPhase.CUTOVER)
-    calls: list[str] = []
-
-    async def note(call: Call) -> None:
-        if call.table == "UsersV2" and call.writes:
-            calls.append(call.action)
-
-    memory.gate = note
+    calls = noted(memory, lambda call: call.table == "UsersV2" and call.writes)
     [etag] = await world.writer().write([merge({**key_row(ANN), "Nm": "anna"})])
     assert etag == world.etag("Users", ANN)
-    assert calls == ["transact"]
+    assert [call.action for call in calls] == ["transact"]
     await world.assert_quiet()
     assert [row["RowKey"] for row in memory.dump("UsersV2")] == ["anna"]
 

@@ -23,6 +23,7 @@ from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.clock import Skewed
 from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.scenarios.runner.test_lifecycle import (
     actual,
     apply,
@@ -85,13 +86,7 @@ def target_key(row: Row) -> EntityKey:
 
 
 def test_copying_writes_the_targets_and_not_one_mapping_row(project: Project) -> None:
-    written: list[str] = []
-
-    async def gate(call: Call) -> None:
-        if call.writes and call.table == MAPPING_TABLE:
-            written.append(call.action)
-
-    project.restricted.gate = gate
+    written = noted(project.restricted, lambda call: call.writes and call.table == MAPPING_TABLE)
     apply(project)
     assert actual(project) == expected(project)
     assert len(written) == 1, "the mark that the targets were empty"

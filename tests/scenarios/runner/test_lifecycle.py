@@ -40,6 +40,7 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
 from tests.fakes.faults import Call
+from tests.fakes.interference import before
 from tests.fakes.memory import MemoryTable
 from tests.soaking import others_in_soak
 from tests.worlds.erasure import PLAIN_USERS
@@ -537,12 +538,8 @@ def test_rows_that_collide_are_refused_before_the_first_write(project: Project) 
 
 def test_a_collision_that_comes_up_later_stops_the_backfill_and_overwrites_nothing(project: Project) -> None:
     project.script(FOLDED_SCRIPT)
-
-    async def insert_late(call: Call) -> None:
-        if call.action == "create_table":
-            await project.tables.table("Users").upsert(user("USER0000@example.com", "p0"))
-
-    project.tables.gate = insert_late
+    twin = user("USER0000@example.com", "p0")
+    before(project.tables, "create_table", "", lambda: project.tables.table("Users").upsert(twin))
     with pytest.raises(Collision):
         apply(project)
     taken = [row for row in project.rows("UsersV2") if row["RowKey"] == "user0000@example.com"]

@@ -24,7 +24,7 @@ from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
-from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTable, MemoryTableService
 from tests.worlds.application_rows import (
     assert_kept,
@@ -329,14 +329,9 @@ def test_accounts_are_tried_only_where_their_endpoints_do_not_say(empty: Project
         config.write_text(
             config.read_text().replace("10003/devstoreaccount1", '10002/other"\nkey_env = "KEY')
         )
-    tables: list[str] = []
-
-    async def listen(call: Call) -> None:
-        tables.append(call.table)
-
-    empty.targets.gate = listen
+    calls = noted(empty.targets)
     apply(empty, Phase.PREPARE)
-    assert any(name.startswith("rekeyprobetwo") for name in tables) is asked
+    assert any(call.table.startswith("rekeyprobetwo") for call in calls) is asked
     assert asyncio.run(empty.targets.table_names()) == ["Users@targets"]
 
 
