@@ -66,7 +66,6 @@ def test_it_follows_in_the_background_is_stopped_goes_on_and_cuts_over_when_it_i
     def is_there(name: str) -> bool:
         return any(row.get("Name") == name for row in project.wire.rows(project.target))
 
-    project.run("proceed").ended(3, "no running command would act on it")
     following = project.start("apply", "--follow")
     assert following.until(follows)
     project.wire.insert(project.source, user("late@example.com", "p1"))

@@ -1,5 +1,5 @@
 """The installed `rekey proxy` with the SDK's own, unmodified clients: a whole migration while they write, old
-and new versions at once, through kills; and the command itself: processes, health, mistakes, the end.
+and new versions at once, through kills; and the command itself: processes, health, the end.
 
 Soak: a second kill and cutover, and the end.
 Reason, and what `make test` covers: minutes of waiting for leases; the same way with one kill, to rollback.
@@ -223,33 +223,6 @@ migration = Migration(
     capture="dual-write",
 )
 '''
-
-
-def test_mistakes_are_told_before_anything_is_listened_to(tmp_path: Path, azurite: Azurite) -> None:
-    """Nobody may use it; an alias of no table; two migrations of one table; an address that others reach
-    without a certificate; one that is taken; no secret."""
-    project = Project(tmp_path / "project", azurite)
-    project.script(SCRIPT)
-    path = project.folder / "rekey.toml"
-    plain = path.read_text("utf-8")
-    listen = ("--listen", f"127.0.0.1:{free_port()}", "--admin", "127.0.0.1:0")
-    project.run("proxy", *listen).ended(2, "nobody may use the proxy")
-    path.write_text(plain + PROXY + '[proxy.views]\nUsers = "Nothing"\n', "utf-8")
-    project.run("proxy", *listen).ended(2, "Nothing is no table of a migration")
-    path.write_text(plain + PROXY, "utf-8")
-    project.run("proxy", "--listen", "0.0.0.0:0").ended(2, "certificate is missing")
-    project.run("proxy", *listen, ACCEPTANCE_SECRET=None).ended(2, "secret `users`")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        project.run("proxy", "--listen", f"127.0.0.1:{taken.getsockname()[1]}").ended(
-            2, "cannot be listened on"
-        )
-    for taken_by_another in (("127.0.0.1:0", "127.0.0.1:1"), ("127.0.0.1:10102", "127.0.0.1:10101")):
-        words = ("--listen", taken_by_another[0], "--admin", taken_by_another[1])
-        project.run("proxy", "--processes", "2", *words).ended(2, "port that is given")
-    project.script(SCRIPT.replace("TARGET", "TARGETToo"), f"{project.number + 1:04d}_again")
-    project.run("proxy", *listen).ended(2, "two migrations name the table")
 
 
 def test_the_end_is_told_before_it_comes(tmp_path: Path, azurite: Azurite) -> None:

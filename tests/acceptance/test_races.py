@@ -5,7 +5,7 @@ at a proxy; before, during and after cutover and rollback. Races are drawn from 
 failure: `REKEY_SEED=… pytest …` draws the same ones again.
 
 Soak: 10,000 races; races without reservations.
-Reason, and what `make test` covers: half an hour, or shows that races find a loss; 60 races.
+Reason, and what `make test` covers: half an hour, or shows that races find a loss; 40 races.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.simulation import dual_broken
 from tests.worlds.azurite_projects import Project
 
 pytestmark = pytest.mark.azurite
-RACES, SOAK_RACES, RACES_OF_A_LIFE, RACES_UNTIL_A_LOSS = 60, 10_000, 250, 200
+RACES, SOAK_RACES, RACES_OF_A_LIFE, RACES_UNTIL_A_LOSS = 40, 10_000, 250, 200
 PROXY = """
 [proxy]
 drain = "0s"

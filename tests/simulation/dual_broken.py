@@ -362,6 +362,15 @@ def own_claims_are_not_reserved() -> Any:
     return mock.patch.object(Reservations, "_claim_to_take", claim_to_take)
 
 
+def claims_reserved_for_others_are_taken() -> Any:
+    """Take a claim that names the own source key, also where a transaction reserved it for another one."""
+
+    async def claim_early(self: Reservations, draft: Draft, target: TargetKey, seen: Owner | None) -> Any:
+        return await _claim_early(self, draft, target, seen and seen._replace(reserved=None))
+
+    return mock.patch.object(Reservations, "_claim_early", claim_early)
+
+
 def upserts_are_sent_as_given() -> Any:
     """Send an upsert without a condition: it may create a row for which no key was reserved."""
 
@@ -427,6 +436,7 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 
 
 _apply_for_etags = effects.apply_for_etags
+_claim_early = Reservations._claim_early
 _claim_to_take = Reservations._claim_to_take
 _reserve = Reservations.reserve
 _take = MappingStore.take

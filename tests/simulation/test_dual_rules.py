@@ -146,6 +146,13 @@ def test_who_deletes_looks_whether_the_key_has_passed_on(name: str, budget: Budg
         lost(dual(name, budget), "ByMail lacks 1 rows")
 
 
+def test_a_key_that_a_transaction_passes_on_is_not_taken_back() -> None:
+    """The claim still names the former owner; its client knows the claim when it tries again."""
+    with dual_broken.claims_reserved_for_others_are_taken():
+        name = "lowered, dual_write: old batch of delete and insert | old insert, then insert"
+        lost(dual(name, Budget(preemptions=1)), "1 intents are left")
+
+
 @pytest.mark.parametrize(
     ("copier", "what"),
     [(broken.UpsertingCopier, OLDER), (broken.TargetFirst, UNACCOUNTED)],

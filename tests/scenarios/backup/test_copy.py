@@ -28,6 +28,7 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS, Verb
 from rekey.tables.sent import requests_in
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
+from tests.fakes.interference import before
 from tests.soaking import others_in_soak
 from tests.worlds.backups import contents, every_value, filled
 from tests.worlds.odd_rows import generic
@@ -268,13 +269,8 @@ def test_a_row_that_was_written_after_it_was_copied_is_found(world: Project, rek
 
 
 def test_rows_written_before_they_are_read_are_copied_and_told(world: Project, rekey: Commands) -> None:
-    async def gate(call: Call) -> None:
-        if call.action == "page" and not written:
-            written.append(1)
-            await world.tables.table("Users").insert({"PartitionKey": "zz", "RowKey": "later"})
-
-    written: list[int] = []
-    world.tables.gate = gate
+    row = {"PartitionKey": "zz", "RowKey": "later"}
+    before(world.tables, "page", "", lambda: world.tables.table("Users").insert(row))
     said = rekey(*COPY).out
     assert "changed     1 row of the source written since the copy began" in said
     assert "NOTE        the source is being written" in said

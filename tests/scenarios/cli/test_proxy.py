@@ -3,6 +3,7 @@ through it, and the certificate for trials."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rekey.project.config import AZURITE_KEY
 from tests.asserts.command_line import CommandsOn
 from tests.fakes.issuer import APPLICATION, GROUP, TENANT
 from tests.worlds.projects import USERS_SCRIPT, Project
+from tests.worlds.scripts import under_writes
 
 SECOND = USERS_SCRIPT.replace('"Users"', '"Posts"').replace('"UsersV2"', '"PostsV2"')
 
@@ -199,3 +201,34 @@ def test_a_trial_is_on_this_machine_and_has_no_other_certificate(
     assert problem in told
     assert listening == []
     assert not (project.folder / "proxy-trial").exists()
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin", "problem"),
+    [
+        ("0.0.0.0:0", "", "certificate is missing"),
+        ("127.0.0.1:0", "127.0.0.1:1", "port that is given"),
+        ("127.0.0.1:10102", "127.0.0.1:10101", "port that is given"),
+        ("127.0.0.1:TAKEN", "", "cannot be listened on"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(
+    listen: str, admin: str, problem: str, tmp_path: Path, commands_on: CommandsOn
+) -> None:
+    """One that others reach, without TLS; ports of two processes; one that is taken."""
+    project = Project(tmp_path)
+    configured(project, "[proxy.access]\nbearer_tokens = true\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = listen.replace("TAKEN", str(taken.getsockname()[1]))
+        words = ("--listen", listen, *(("--processes", "2", "--admin", admin) if admin else ()))
+        assert problem in commands_on(project)("proxy", *words, code=2).err
+
+
+def test_a_missing_secret_is_told(tmp_path: Path, commands_on: CommandsOn) -> None:
+    project = Project(tmp_path)
+    configured(project, "[proxy.access]\nbearer_tokens = true\n")
+    project.script(under_writes(USERS_SCRIPT), "0001_users.py")
+    (project.folder / "users.secret").unlink()
+    assert "secret `users`" in commands_on(project)("proxy", "--listen", "127.0.0.1:0", code=2).err

@@ -1,17 +1,18 @@
 """Dual writes in the view that is not the authority's: conditions, ETags and answers mean what they mean to
-the view, and what the other table cannot express is refused before anything is written."""
+the view (verbs, and what is refused: `test_views.py`)."""
 
 from __future__ import annotations
 
 import pytest
 
 from rekey import Migration, Target, keys, props
-from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowMissing, RowRefused
+from rekey.errors import ConditionFailed, RequestRejected, RowExists, RowRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from tests.fakes.clock import FakeClock
-from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import before, noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.dual_write import (
     TAGGED,
@@ -22,7 +23,6 @@ from tests.worlds.dual_write import (
     memory_world,
     merge,
     replace,
-    upsert,
 )
 from tests.worlds.small import POSTS, USERS, post, user
 
@@ -51,85 +51,6 @@ def target_row(world: DualWorld, source_row: Row) -> Row:
 # --- the new view while the source is the authority ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("migration", [USERS, TAGGED], ids=["one target", "index table"])
-async def test_every_verb_in_new_view_before_cutover(memory: MemoryTableService, migration: object) -> None:
-    world = await memory_world(migration, memory).prepare([user(ANN.row, Age=1)])  # type: ignore[arg-type]
-    writer = world.writer(View.NEW)
-    row = target_row(world, user(ANN.row))
-    key = key_of(row)
-    [etag] = await writer.write([replace({**row, "Age": 2}, world.etag("UsersV2", key))])
-    assert etag == world.etag("UsersV2", key)
-    await world.assert_quiet()
-    [ann] = memory.dump("Users")
-    assert (ann["Age"], ann["Ssn"]) == (2, "x-1")
-    [etag] = await writer.write([merge({**key_row(key), "Name": "Ann"}, etag)])
-    assert etag == world.etag("UsersV2", key)
-    await world.assert_quiet()
-    assert memory.dump("Users")[0]["Nm"] == "Ann"
-    new = target_row(world, user("new@example.com", Age=7))
-    [etag] = await writer.write([insert(new)])
-    assert etag == world.etag("UsersV2", key_of(new))
-    await writer.write([upsert({**new, "Age": 8})])
-    await writer.write([upsert({**key_row(key_of(new)), "Age": 9}, merging=True)])
-    await world.assert_quiet()
-    assert await writer.write([delete(key)]) == [None]
-    await world.assert_quiet()
-    assert [row["Age"] for row in memory.dump("Users")] == [9]
-    assert world.counters.left == 0
-
-
-async def test_answers_in_the_new_view_are_those_of_its_rows(memory: MemoryTableService) -> None:
-    world = await memory_world(USERS, memory).prepare([user(ANN.row)])
-    writer = world.writer(View.NEW)
-    row = target_row(world, user(ANN.row))
-    stale = world.etag("UsersV2", key_of(row))
-    await world.writer().write([replace(user(ANN.row, Age=5))])
-    missing = target_row(world, user("bob@example.com"))
-    for operation, error in [
-        (insert(row), RowExists),
-        (replace({**row, "Age": 6}, stale), ConditionFailed),
-        (merge(key_row(key_of(row)), stale), ConditionFailed),
-        (delete(key_of(row), stale), ConditionFailed),
-        (replace(missing), RowMissing),
-        (merge(missing), RowMissing),
-        (delete(key_of(missing)), RowMissing),
-        (delete(key_of(row), 'W/"another table\'s"'), ConditionFailed),
-    ]:
-        with pytest.raises(error):
-            await writer.write([operation])
-    await world.assert_quiet()
-    assert memory.dump("Users")[0]["Age"] == 5
-
-
-async def test_a_new_row_that_does_not_say_its_old_key_is_refused(memory: MemoryTableService) -> None:
-    world = await memory_world(USERS, memory).prepare()
-    row = target_row(world, user(ANN.row))
-    del row["ContactEmail"]
-    with pytest.raises(RowRefused) as refused:
-        await world.writer(View.NEW).write([insert(row)])
-    assert refused.value.code == "no-old-key"
-    with pytest.raises(RowRefused):
-        await world.writer(View.NEW).write([insert({**row, "ContactEmail": "bob@example.com"})])
-    assert memory.dump("Users") == memory.dump("UsersV2") == []
-    await world.assert_quiet()
-
-
-async def test_what_the_source_cannot_express_is_refused_in_the_new_view(memory: MemoryTableService) -> None:
-    world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01")])
-    writer = world.writer(View.NEW)
-    row = target_row(world, post("hello", "2024-01"))
-    for operation, code in [
-        (replace({**row, "Month": "2024-02"}), "not-reversible"),
-        (replace({**row, "Blog": "other"}), "not-reversible"),
-        (insert(target_row(world, post("hello", "2024-02"))), "key-taken"),
-    ]:
-        with pytest.raises(RowRefused) as refused:
-            await writer.write([operation])
-        assert refused.value.code == code
-    await writer.write([replace({**row, "Tags": "c", "Title": "t"})])
-    await world.assert_quiet()
-
-
 async def test_a_view_that_was_left_behind_is_brought_in_step_first(memory: MemoryTableService) -> None:
     """The source moved on and its writer died: a caller who names a version is told, another is served."""
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
@@ -148,15 +69,8 @@ async def test_a_view_that_was_left_behind_is_brought_in_step_first(memory: Memo
 async def test_a_writer_of_the_old_view_in_between_is_not_overwritten(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     key = key_of(target_row(world, user(ANN.row)))
-    other, done = world.writer(View.OLD, "c2"), False
-
-    async def interfere(call: Call) -> None:
-        nonlocal done
-        if call.action == "replace" and call.table == "Users" and not done:
-            done = True
-            await other.write([merge({**key_row(ANN), "Extra": 1})])
-
-    memory.gate = interfere
+    other = world.writer(View.OLD, "c2")
+    before(memory, "replace", "Users", lambda: other.write([merge({**key_row(ANN), "Extra": 1})]))
     await world.writer(View.NEW).write([merge({**key_row(key), "Age": 2})])
     await world.assert_quiet()
     [ann] = memory.dump("Users")
@@ -211,47 +125,13 @@ async def test_a_transaction_over_partitions_of_the_authority_is_refused(memory:
 # --- the old view after cutover -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("migration", [USERS, TAGGED], ids=["one target", "index table"])
-async def test_every_verb_in_old_view_after_cutover(memory: MemoryTableService, migration: object) -> None:
-    world = await memory_world(migration, memory).prepare([user(ANN.row, Age=1)])  # type: ignore[arg-type]
-    world.permits.move(ControlPhase.CUTOVER)
-    writer = world.writer(View.OLD)
-    [etag] = await writer.write([replace(user(ANN.row, Age=2), world.etag("Users", ANN))])
-    assert etag == world.etag("Users", ANN)
-    await world.assert_quiet()
-    [etag] = await writer.write([merge({**key_row(ANN), "Age": 3, "Ssn": "new"}, etag)])
-    assert etag == world.etag("Users", ANN)
-    await world.assert_quiet()
-    assert memory.dump("Users")[0]["Ssn"] == "new"
-    with pytest.raises(RowExists):
-        await writer.write([insert(user(ANN.row))])
-    with pytest.raises(ConditionFailed):
-        await writer.write([delete(ANN, 'W/"another table\'s"')])
-    await writer.write([insert(user("bob@example.com"))])
-    await writer.write([upsert(user("bob@example.com", Age=4))])
-    await writer.write([upsert(user("eve@example.com"), merging=True)])
-    await world.assert_quiet()
-    assert await writer.write([delete(ANN)]) == [None]
-    await world.assert_quiet()
-    assert {row["RowKey"] for row in memory.dump("Users")} == {"bob@example.com", "eve@example.com"}
-    await writer.write([insert(user(ANN.row, Age=9))])
-    await world.assert_quiet()
-    assert world.counters.left == 0
-
-
 async def test_a_move_within_a_partition_is_one_transaction(memory: MemoryTableService) -> None:
     world = await memory_world(USERS_BY_NAME, memory).prepare([user(ANN.row)])
     world.permits.move(ControlPhase.CUTOVER)
-    calls: list[str] = []
-
-    async def note(call: Call) -> None:
-        if call.table == "UsersV2" and call.writes:
-            calls.append(call.action)
-
-    memory.gate = note
+    calls = noted(memory, lambda call: call.table == "UsersV2" and call.writes)
     [etag] = await world.writer().write([merge({**key_row(ANN), "Nm": "anna"})])
     assert etag == world.etag("Users", ANN)
-    assert calls == ["transact"]
+    assert [call.action for call in calls] == ["transact"]
     await world.assert_quiet()
     assert [row["RowKey"] for row in memory.dump("UsersV2")] == ["anna"]
 

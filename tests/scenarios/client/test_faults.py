@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
 
@@ -32,6 +32,7 @@ from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company
 from rekey.tables.base import Operation
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import before
 from tests.fakes.memory import MemoryTableService, open_gate
 from tests.worlds.dual_write import (
     TAGGED,
@@ -516,7 +517,7 @@ async def test_another_clients_equal_write_is_not_ones_own(memory: MemoryTableSe
     world = await memory_world(USERS, memory).prepare()
     first, second = world.writer(client="c1"), world.writer(client="c2")
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, "insert", times=1)
-    memory.gate = _once("get", "Users", lambda: second.write([insert(user(ANN.row))]))
+    before(memory, "get", "Users", lambda: second.write([insert(user(ANN.row))]))
     with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await first.write([insert(user(ANN.row))])
     memory.gate = open_gate
@@ -719,12 +720,7 @@ async def test_an_intent_touched_while_it_is_swept_stays(memory: MemoryTableServ
     world = await memory_world(USERS, memory).prepare([user(ANN.row)])
     [intent] = await world.journal.begin("c1", 1, "source", [ANN])
 
-    async def touch(call: Call) -> None:
-        if call.action == "delete":
-            memory.gate = open_gate
-            await world.journal.touch(intent, 1)
-
-    memory.gate = touch
+    before(memory, "delete", "", lambda: world.journal.touch(intent, 1))
     swept = await world.sweep()
     assert (swept.settled, swept.left, swept.failed) == (0, 1, 0)
     assert (await world.sweep()).settled == 1
@@ -772,19 +768,6 @@ async def test_the_journal_separates_clients_and_can_be_cleared(memory: MemoryTa
 
 def _action(what: str) -> str:
     return {"upsert": "insert_or_replace"}.get(what, what)
-
-
-def _once(
-    action: str, table: str, then: Callable[[], Awaitable[object]]
-) -> Callable[[Call], Awaitable[None]]:
-    """Return a gate that does something before the first such call."""
-    due = [then]
-
-    async def gate(call: Call) -> None:
-        if (call.action, call.table) == (action, table) and due:
-            await due.pop()()
-
-    return gate
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])

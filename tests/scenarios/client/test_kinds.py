@@ -3,7 +3,6 @@ change their kind, and rows that are of none."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -145,43 +144,6 @@ def identity(number: int) -> Sequence[Row]:
 def identity_project(folder: Path, more: Sequence[Row] = (), script: str = IDENTITY) -> Project:
     stock = [row for number in range(12) for row in identity(number)]
     return project_of(folder, script, [*stock, *more], name="0001_identity.py")
-
-
-def test_a_table_of_five_kinds_is_right_through_a_whole_life(commands_on: CommandsOn, tmp_path: Path) -> None:
-    project = identity_project(tmp_path)
-    rekey = commands_on(project)
-
-    def compare() -> int:
-        wanted = sorted(map(independently, project.rows("AspNetUsers")), key=key_of)
-        found = [plain(row) for row in project.rows("AspNetUsersV2")]
-        assert sorted(found, key=key_of) == wanted
-        return len(wanted)
-
-    def write(table: str, row: Row) -> None:
-        asyncio.run(project.tables.table(table).upsert(row))
-
-    rekey("apply")
-    assert compare() == 60
-    rekey("apply", "--to", "cutover", "--writers-stopped")
-    for row in map(independently, identity(99)):
-        write("AspNetUsersV2", row)
-    write("AspNetUsersV2", {**independently(identity(3)[1]), "Value": 1000})
-    rekey("rollback", "--writers-stopped")
-    assert compare() == 65
-    assert {"PartitionKey": "U_user99@example.com", "RowKey": "L_google:99"} in [
-        plain(row) for row in project.rows("AspNetUsers")
-    ]
-    write("AspNetUsers", {**identity(99)[1], "Value": 5})
-    rekey("apply", "--to", "cutover", "--writers-stopped")
-    assert compare() == 65
-    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", "0001_identity")
-    assert compare() == 65
-
-
-def plain(row: Row) -> Row:
-    return {
-        name: value for name, value in row.items() if name != "Timestamp" and not name.startswith("odata.")
-    }
 
 
 def test_a_plan_counts_the_rows_of_each_kind_and_names_those_of_none(

@@ -35,6 +35,7 @@ from rekey.verify.full import full
 from tests.asserts.documents import ROOT
 from tests.asserts.every import every
 from tests.fakes.faults import Call, FaultKind, NoFaults, SeededFaults
+from tests.fakes.interference import before, noted
 from tests.fakes.memory import MemoryTableService
 from tests.soaking import others_in_soak
 from tests.worlds.dual_write import DualWorld, delete, insert, merge, replace, upsert
@@ -176,18 +177,10 @@ async def test_a_pair_that_is_deleted_while_it_is_mended_leaves_no_half(memory: 
     world.permits.move(ControlPhase.CUTOVER)
     reverse = ReversePropagator(world.propagator)
     await world.propagator.targets[1].delete(EntityKey("nyc", "AGE:055__01234"))
-    writer, deleted = world.writer(View.NEW), False
-
-    async def delete_before_the_insert(call: Call) -> None:
-        nonlocal deleted
-        await asyncio.sleep(0)
-        if call.table == "RacesByKey" and call.writes and not deleted:
-            deleted = True
-            await writer.write([delete(EntityKey("nyc", "BIB:01234__John"))])
-
-    memory.gate = delete_before_the_insert
+    main_row = delete(EntityKey("nyc", "BIB:01234__John"))
+    deletion = before(memory, "", "RacesByKey", lambda: world.writer(View.NEW).write([main_row]))
     await reverse.propagate(JOHN)
-    assert deleted
+    assert deletion.happened
     await world.assert_quiet()
     assert memory.dump("RacesByKey") == []
 
@@ -469,12 +462,7 @@ async def test_no_reader_sees_half_a_pair(memory: MemoryTableService, seed: int,
 
 async def test_one_read_verifies_both_row_kinds(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, RACES), racers(30))
-    read: list[str] = []
-
-    async def note(call: Call) -> None:
-        read.append(call.table) if call.action == "page" else None
-
-    memory.gate = note
+    pages = noted(memory, lambda call: call.action == "page")
     ctx = context(world, tmp_path)
     report = await full(ctx)
     assert not report.findings
@@ -483,7 +471,7 @@ async def test_one_read_verifies_both_row_kinds(memory: MemoryTableService, tmp_
         ("RacesByKey AGE:", 30, 30),
     ]
     assert report.as_json()["tables"][1]["row_keys_begin"] == "AGE:"
-    assert read.count("RacesByKey") == 1
+    assert [call.table for call in pages].count("RacesByKey") == 1
     counted = await count(ctx)
     assert [(one.table, one.expected, one.actual) for one in counted.tables] == [
         ("RacesByKey", 30, 30),

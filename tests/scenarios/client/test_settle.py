@@ -16,6 +16,7 @@ from rekey.protocol.effects import apply_operations
 from rekey.tables.base import Operation, Verb
 from rekey.tables.requests import WriteApplied, write_applied
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTableService, open_gate
 from tests.worlds.dual_write import delete, insert, key_row, memory_world, replace, sleep_forever
 from tests.worlds.small import USERS, user
@@ -327,12 +328,7 @@ async def test_a_touch_of_unknown_outcome_is_not_taken_for_applied(memory: Memor
     touched = [await world.journal.touch(intent, 1) for _ in range(2)]
     [row] = memory.dump(JOURNAL_TABLE)
     assert row["odata.etag"] == touched[1].etag
-    sent = list[Operation]()
-
-    async def gate(call: Call) -> None:
-        sent.extend(call.operations)
-
-    memory.gate = gate
+    calls = noted(memory)
     await world.journal.touch(intent, 1)
     memory.gate = open_gate
-    assert write_applied(sent[0], row) is not WriteApplied.YES
+    assert write_applied(calls[0].operations[0], row) is not WriteApplied.YES

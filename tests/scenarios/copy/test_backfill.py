@@ -21,6 +21,7 @@ from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.state.models import Segment
 from tests.asserts.every import every
 from tests.fakes.faults import Call
+from tests.fakes.interference import before
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
@@ -161,18 +162,14 @@ async def test_an_older_scan_does_not_overwrite_a_writers_row(memory: MemoryTabl
     """The row changes and is propagated after the page was read and before it is written."""
     world = await World(memory, USERS).prepare(users(30))
     key = EntityKey("p3", "user0003@example.com")
-    changed = False
 
-    async def write_first(call: Call) -> None:
-        nonlocal changed
-        if call.action == "transact" and call.table == MAPPING_TABLE and not changed:
-            changed = True
-            await world.source.merge({"PartitionKey": key.partition, "RowKey": key.row, "Nm": "newer"})
-            await world.propagator.propagate(key)
+    async def write() -> None:
+        await world.source.merge({"PartitionKey": key.partition, "RowKey": key.row, "Nm": "newer"})
+        await world.propagator.propagate(key)
 
-    memory.gate = write_first
+    change = before(memory, "transact", MAPPING_TABLE, write)
     await backfill(world)
-    assert changed
+    assert change.happened
     world.assert_in_step()
 
 

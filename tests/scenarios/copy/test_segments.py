@@ -32,6 +32,7 @@ from rekey.tables.split import find_middle
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTable, MemoryTableService, instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.small import USERS, Killed, World, user
@@ -243,15 +244,9 @@ async def test_a_middle_has_a_fair_share_of_the_rows_on_both_sides(shape: str) -
 
 async def test_a_long_common_prefix_costs_few_questions(memory: MemoryTableService) -> None:
     table = await table_of([("p" * 200, "r" * 200 + f"{n:03}") for n in range(100)], memory)
-    asked = 0
-
-    async def count(_call: Call) -> None:
-        nonlocal asked
-        asked += 1
-
-    memory.gate = count
+    calls = noted(memory)
     assert await find_middle(table, EVERYTHING) is not None
-    assert asked <= 60
+    assert len(calls) <= 60
 
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/\\#?"), max_size=4)

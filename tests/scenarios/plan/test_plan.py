@@ -34,6 +34,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.sent import RequestKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.example_rows import GENERATORS
 from tests.worlds.odd_rows import generic
@@ -90,14 +91,9 @@ async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
 async def test_planning_writes_nothing(memory: MemoryTableService) -> None:
     await fill(memory, "Users", [user(f"u{n}@mail.example") for n in range(300)])
     before = memory.dump("Users")
-    calls: list[str] = []
-
-    async def gate(call: Call) -> None:
-        calls.append(call.action)
-
-    memory.gate = gate
+    calls = noted(memory)
     await plan_one(memory, subject(USERS), exact=True, show_keys=True)
-    assert set(calls) <= {"page", "get", "table_exists"}
+    assert {call.action for call in calls} <= {"page", "get", "table_exists"}
     assert memory.dump("Users") == before
     assert not await memory.table_exists("UsersV2")
 
@@ -206,16 +202,10 @@ async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTab
 @pytest.mark.parametrize("count", [8_000, pytest.param(30_000, marks=pytest.mark.soak)])
 async def test_a_large_table_is_sampled_within_bounds(memory: MemoryTableService, count: int) -> None:
     await fill(memory, "Users", [user(f"u{n:06}@mail.example", f"p{n % 20:02}") for n in range(count)])
-    pages = 0
-
-    async def gate(call: Call) -> None:
-        nonlocal pages
-        pages += call.action == "page"
-
-    memory.gate = gate
+    pages = noted(memory, lambda call: call.action == "page")
     plan = await plan_one(memory, subject(USERS), sample=SMALL_SAMPLE, limits=LIMITS)
     assert plan.inventory is not None and not plan.inventory.exact
-    assert pages <= 3 + SMALL_SAMPLE.probes + 1
+    assert len(pages) <= 3 + SMALL_SAMPLE.probes + 1
     assert plan.inventory.rows.at_least < count
     assert 0.8 < plan.inventory.rows.rows / count < 1.2
     assert codes(plan) == ["sampled"]

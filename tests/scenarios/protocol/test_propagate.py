@@ -15,6 +15,7 @@ from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.reverse import ReversePropagator
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import before, noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.small import LOWERED, POSTS, USERS, World, post, user
 
@@ -86,13 +87,9 @@ async def test_after_cutover_a_key_passes_on_behind_its_former_owners_source_row
     await world.mapping.extend(ANN, None, {TargetKey(0, *ANN)})
     [target] = memory.dump("UsersV2")
     await world.targets[0].replace({**target, "OldRowKey": ANN.row}, etag=etag_of(target))
-    written = list[str]()
-
-    async def gate(call: Call) -> None:
-        written.append(f"{call.action} {call.table}")
-
-    memory.gate = gate
+    calls = noted(memory)
     await ReversePropagator(world.propagator).propagate(ANN)
+    written = [f"{call.action} {call.table}" for call in calls]
     assert written.index("delete Users") < written.index("replace rekeymap")
     assert [key_of(row) for row in memory.dump("Users")] == [ANN]
     assert (await world.mapping.owner(ANN)).source == ANN
@@ -246,35 +243,23 @@ async def test_a_slow_propagate_does_not_bring_an_older_state_back(memory: Memor
     world = await World(memory, USERS).prepare([user("ann@example.com")])
     await world.propagator.propagate(ANN)
     await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "second"})
-    interfered = False
 
-    async def interfere(call: Call) -> None:
-        nonlocal interfered
-        if call.action == "replace" and call.table == "UsersV2" and not interfered:
-            interfered = True
-            await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "third"})
-            await world.propagator.propagate(ANN)
+    async def change_again() -> None:
+        await world.source.merge({"PartitionKey": "eu", "RowKey": ANN.row, "Nm": "third"})
+        await world.propagator.propagate(ANN)
 
-    memory.gate = interfere
+    change = before(memory, "replace", "UsersV2", change_again)
     await world.propagator.propagate(ANN)
-    assert interfered
+    assert change.happened
     world.assert_in_step()
 
 
 async def test_a_row_deleted_while_it_is_inserted_does_not_stay(memory: MemoryTableService) -> None:
     """Absence is no version: after an insert-if-absent the authority is read again."""
     world = await World(memory, USERS).prepare([user("ann@example.com")])
-    deleted = False
-
-    async def delete_first(call: Call) -> None:
-        nonlocal deleted
-        if call.action == "insert" and call.table == "UsersV2" and not deleted:
-            deleted = True
-            await world.source.delete(ANN)
-
-    memory.gate = delete_first
+    deletion = before(memory, "insert", "UsersV2", lambda: world.source.delete(ANN))
     await world.propagator.propagate(ANN)
-    assert deleted
+    assert deletion.happened
     assert memory.dump("UsersV2") == []
 
 

@@ -1,7 +1,8 @@
-"""A migration that stores no mapping: the keys alone say which rows belong together, through its whole life.
+"""A migration that stores no mapping: the keys alone say which rows belong together. `test_lifecycle.py` has
+its whole life, and kills all the way.
 
-Soak: 13 of 15 moments of a kill.
-Reason, and what `make test` covers: two moments over the whole life.
+Soak: 5 of 6 moments of a kill in a rollback.
+Reason, and what `make test` covers: one moment.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.clock import Skewed
 from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.scenarios.runner.test_lifecycle import (
     actual,
     apply,
     control_phase,
-    cut_off_and_resumed,
     expected,
     rollback,
     verify,
@@ -86,52 +87,11 @@ def target_key(row: Row) -> EntityKey:
 
 
 def test_copying_writes_the_targets_and_not_one_mapping_row(project: Project) -> None:
-    written: list[str] = []
-
-    async def gate(call: Call) -> None:
-        if call.writes and call.table == MAPPING_TABLE:
-            written.append(call.action)
-
-    project.restricted.gate = gate
+    written = noted(project.restricted, lambda call: call.writes and call.table == MAPPING_TABLE)
     apply(project)
     assert actual(project) == expected(project)
     assert len(written) == 1, "the mark that the targets were empty"
     assert mapping_rows(project) == [".t"]
-
-
-def test_the_whole_life_with_a_way_back_in_it(at_gate: Project) -> None:
-    apply(at_gate, Phase.CUTOVER, STOPPED)
-    target = at_gate.tables.table("UsersV2")
-    changed, deleted = at_gate.rows("UsersV2")[:2]
-    new = {"PartitionKey": "DE_p9", "RowKey": "U:new@example.com", "Name": "new"}
-
-    async def work() -> None:
-        await target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed))
-        await target.delete(key_of(deleted))
-        await target.insert(new)
-
-    asyncio.run(work())
-    assert rollback(at_gate) == [Phase.CUTOVER]
-    rows = {key_of(row): row for row in at_gate.rows("Users")}
-    assert rows[EntityKey(changed["PartitionKey"][3:], changed["RowKey"][2:])]["Nm"] == "changed"
-    assert EntityKey(deleted["PartitionKey"][3:], deleted["RowKey"][2:]) not in rows
-    assert rows[EntityKey("p9", "new@example.com")]["Nm"] == "new"
-    assert len(rows) == ROWS
-    assert actual(at_gate) == expected(at_gate)
-    asyncio.run(at_gate.tables.table("Users").insert(user("later@example.com")))
-    apply(at_gate, Phase.CUTOVER, STOPPED)
-    apply(at_gate, Phase.COMPLETE)
-    assert actual(at_gate) == expected(at_gate)
-    with at_gate.session(Options(typed_table="Users", no_backup="a test")) as session:
-        prove(session.config, session.scripts[SCRIPT], session.state)
-        commands.retire(session, SCRIPT)
-    assert control_phase(at_gate) is ControlPhase.RETIRED
-    assert mapping_rows(at_gate) == [".t"]
-
-
-@pytest.mark.parametrize("at", others_in_soak(range(3, 90, 6), kept=range(3, 90, 48)))
-def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(project: Project, at: int) -> None:
-    cut_off_and_resumed(project, at)
 
 
 @pytest.mark.parametrize("at", others_in_soak(range(1, 7), kept=[3]))

@@ -13,6 +13,7 @@ from rekey.phases import MOVES, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore, Maintainer, from_row, moved, to_row
 from tests.fakes.clock import FakeClock
 from tests.fakes.faults import Call, Fault, FaultKind
+from tests.fakes.interference import before
 from tests.fakes.memory import MemoryTableService
 
 SOURCE, DUAL_WRITE, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
@@ -208,13 +209,7 @@ async def test_a_move_from_where_the_row_is_not_is_refused(store: ControlStore) 
 async def test_of_two_runners_that_move_at_once_one_is_refused(service: MemoryTableService) -> None:
     first, second = ControlStore(service, "0001_users"), ControlStore(service, "0001_users")
     await first.create(NEW)
-    other_moves = [lambda: second.move(SOURCE, DUAL_WRITE)]
-
-    async def gate(call: Call) -> None:
-        if call.action == "replace" and other_moves:
-            await other_moves.pop()()
-
-    service.gate = gate
+    before(service, "replace", "", lambda: second.move(SOURCE, DUAL_WRITE))
     with pytest.raises(Moved, match="another runner"):
         await first.move(SOURCE, DUAL_WRITE)
     row = await first.read()

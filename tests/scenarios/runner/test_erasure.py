@@ -27,6 +27,7 @@ from rekey.state.store import State
 from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
+from tests.fakes.interference import before
 from tests.fakes.memory import instant_gate
 from tests.soaking import others_in_soak
 from tests.worlds.company import company
@@ -177,13 +178,7 @@ def test_a_source_row_that_changed_is_left_and_nothing_else_of_it_is_erased(reke
 def test_a_source_row_that_changes_between_look_and_deletion_is_left(users: Commands) -> None:
     project, row = users.project, subject(users)
     source = project.tables.table("Users")
-
-    async def write(call: Call) -> None:
-        if call.action == "delete" and call.table == "Users":
-            project.tables.gate = instant_gate
-            await source.merge({**row, "Nm": "later"})
-
-    project.tables.gate = write
+    before(project.tables, "delete", "Users", lambda: source.merge({**row, "Nm": "later"}))
     assert erase(users, *by_old(row), code=1)["changed"] != []
     assert tombstones(project) == {}
     assert any(one["Nm"] == "later" for one in project.rows("Users"))

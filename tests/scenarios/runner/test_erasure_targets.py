@@ -26,7 +26,7 @@ from rekey.runner.erase.erasure import Done, Request, Scope, erase
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import instant_gate
+from tests.fakes.interference import before
 from tests.soaking import others_in_soak
 from tests.worlds.company import Company, company
 from tests.worlds.erasure import (
@@ -172,13 +172,8 @@ def test_a_row_that_changes_meanwhile_is_told_and_a_second_run_ends_it(posts: Co
     project, keys = posts.project, theirs(posts)
     table = project.tables.table(which)
     changed = max(keys[which])
-
-    async def write(call: Call) -> None:
-        if call.action == "delete" and call.table == which:
-            project.tables.gate = instant_gate
-            await table.merge({"PartitionKey": changed.partition, "RowKey": changed.row, "Title": "later"})
-
-    project.tables.gate = write
+    later = {"PartitionKey": changed.partition, "RowKey": changed.row, "Title": "later"}
+    before(project.tables, "delete", which, lambda: table.merge(later))
     named_by = by_new(posts, subject(posts))
     row_id = by_id(posts, subject(posts))[1]
     said = posts("erase", *named_by, *WHY, WITH, code=1)

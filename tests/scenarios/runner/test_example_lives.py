@@ -30,11 +30,13 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
+from tests.asserts.command_line import Commands, CommandsOn
 from tests.scenarios.client.test_kinds import identity, opaque
 from tests.scenarios.client.test_kinds import independently as identity_becomes
 from tests.scenarios.runner.test_group import killed_at
 from tests.soaking import others_in_soak
 from tests.worlds.company import Client, Company
+from tests.worlds.evidence import with_key
 from tests.worlds.projects import Project
 from tests.worlds.scripts import under_writes
 
@@ -365,6 +367,24 @@ class Delta(Life):
                 with suppress(RekeyError):
                     asyncio.run(self.project.tables.table(table).write(operation))
 
+    def prove_and_retire(self, rekey: Commands) -> None:
+        """Prove each migration and retire its source: the targets stay, and the rows beside a part."""
+        scripts, project = self.project.scripts, self.project
+        with_key(project.folder)
+        tables = sorted({name for names in self.targets() for name in names})
+        held = {name: project.rows(name) for name in tables}
+        is_part = any(script.migration.where is not None for script in scripts.values())
+        staying = self.staying() if is_part else []
+        for script_id, script in scripts.items():
+            bundle = str(project.folder / f"bundle-{script_id}")
+            rekey("evidence", "export", bundle, script_id)
+            rekey("evidence", "verify", bundle)
+            rekey("evidence", "recompute", bundle, "--mapping")
+            rekey("retire", script_id, "--table", script.migration.source, "--no-backup", "a test")
+        assert {name: project.rows(name) for name in tables} == held
+        left = [table for table in self.sources if asyncio.run(project.tables.table_exists(table))]
+        assert [row for table in left for row in project.rows(table)] == staying
+
     def command(self, step: str, to: Phase | None = None) -> None:
         """Carry out a command, killed up to three times."""
 
@@ -383,7 +403,9 @@ class Delta(Life):
 
 
 @pytest.mark.parametrize(("name", "seed"), others_in_soak(lives("delta", 12), kept=lives("delta", 1)))
-def test_an_example_lives_in_capture_delta(tmp_path: Path, name: str, seed: int) -> None:
+def test_an_example_lives_in_capture_delta(
+    tmp_path: Path, commands_on: CommandsOn, name: str, seed: int
+) -> None:
     life = Delta(EXAMPLES[name], Project(tmp_path), "delta", random.Random(seed))
     life.command("apply")
     life.compare()
@@ -400,6 +422,7 @@ def test_an_example_lives_in_capture_delta(tmp_path: Path, name: str, seed: int)
     life.compare()
     assert life.staying() == staying
     assert life.kills > 3
+    life.prove_and_retire(commands_on(life.project))
 
 
 # --- the application writes through clients -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands, Said
 from tests.fakes.faults import Call, Fault, FaultKind, Planned, PlannedFaults
-from tests.fakes.memory import instant_gate
+from tests.fakes.interference import before
 from tests.soaking import others_in_soak
 from tests.worlds.company import company
 from tests.worlds.erasure import (
@@ -269,13 +269,8 @@ def test_a_row_that_stands_there_by_now_is_never_overwritten(users: Commands) ->
 
 def test_a_row_that_comes_between_look_and_insert_stays(users: Commands) -> None:
     row_id, newer = removed(users), STRAY | {"Name": "newer"}
-
-    async def write(call: Call) -> None:
-        if call.action == "insert" and call.table == "UsersV2":
-            users.project.tables.gate = instant_gate
-            await users.project.tables.table("UsersV2").insert(newer)
-
-    users.project.tables.gate = write
+    table = users.project.tables.table("UsersV2")
+    before(users.project.tables, "insert", "UsersV2", lambda: table.insert(newer))
     users("restore-row", row_id, code=3)
     assert stray(users) == newer and len(kept(users.project)) == 1
 

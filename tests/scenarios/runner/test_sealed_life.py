@@ -40,7 +40,7 @@ from rekey.tables.base import Operation, Verb
 from tests.asserts.canaries import Canaries
 from tests.fakes.faults import Call
 from tests.fakes.memory import open_gate
-from tests.scenarios.client.test_lifecycle import new_post, old_post, own_keys
+from tests.worlds.application_rows import new_post, old_post, own_keys
 from tests.worlds.company import Company, Ledger, as_application, company, traffic
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
 from tests.worlds.small import post, user

@@ -18,7 +18,7 @@ from rekey.protocol.rules import View
 from rekey.runner.commands import Mode
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import CommandsOn
-from tests.fakes.faults import Call
+from tests.fakes.interference import before
 from tests.worlds.company import Client, Company
 from tests.worlds.evidence import with_key
 from tests.worlds.projects import Project
@@ -172,15 +172,8 @@ def test_a_rollback_takes_its_own_rows_out_of_the_table(project: Project, comman
 def test_a_rollback_deletes_no_row_that_changes_meanwhile(project: Project, commands_on: CommandsOn) -> None:
     rekey = commands_on(project)
     rekey("apply", DE)
-    late, is_late = {**independently("DE", order("c1", 1)), "Late": True}, False
-
-    async def write_late(call: Call) -> None:
-        nonlocal is_late
-        if call.writes and call.table == "Orders" and not is_late:
-            is_late = True
-            await project.tables.table("Orders").upsert(late)
-
-    project.tables.gate = write_late
+    late = {**independently("DE", order("c1", 1)), "Late": True}
+    before(project.tables, "", "Orders", lambda: project.tables.table("Orders").upsert(late))
     rekey("rollback", DE, "--drop-targets", code=4)
     assert late in [content_of(row) for row in of_region(project, "Orders", "DE")]
     rekey("rollback", DE, "--to", "source", "--drop-targets")

@@ -24,9 +24,9 @@ from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.run import Options
 from tests.asserts.command_line import CommandsOn
 from tests.asserts.every import every
-from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTable, MemoryTableService
-from tests.scenarios.client.test_lifecycle import (
+from tests.worlds.application_rows import (
     assert_kept,
     new_post,
     new_users,
@@ -121,7 +121,7 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
     ours.live(90)  # then their clients have beaten long after what is kept: nothing of it can arrive any more
     ours.apply()
     assert ours.intents == []
-    assert_kept(ours, ledger, source, "Nm" if is_users else "Title")
+    assert_kept(ours, ledger, source)
     ours.assert_in_step()
 
 
@@ -329,14 +329,9 @@ def test_accounts_are_tried_only_where_their_endpoints_do_not_say(empty: Project
         config.write_text(
             config.read_text().replace("10003/devstoreaccount1", '10002/other"\nkey_env = "KEY')
         )
-    tables: list[str] = []
-
-    async def listen(call: Call) -> None:
-        tables.append(call.table)
-
-    empty.targets.gate = listen
+    calls = noted(empty.targets)
     apply(empty, Phase.PREPARE)
-    assert any(name.startswith("rekeyprobetwo") for name in tables) is asked
+    assert any(call.table.startswith("rekeyprobetwo") for call in calls) is asked
     assert asyncio.run(empty.targets.table_names()) == ["Users@targets"]
 
 

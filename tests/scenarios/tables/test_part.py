@@ -13,7 +13,7 @@ from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, key_of
 from rekey.runner.remaining import rows_up_to
 from rekey.tables.part import PartOfTable, part_of, whole_of
 from rekey.tables.split import find_middle
-from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTableService
 
 PARTITIONS = ["", "a", "a\ufffd", "b", "b\uffff", "b0", "b1", "c", "d"]
@@ -64,12 +64,7 @@ async def test_a_scan_returns_the_rows_of_the_part_once_from_any_cursor_on(
 async def test_no_row_beside_the_part_is_read_or_written(memory: MemoryTableService) -> None:
     table = await part(memory, PARTS["a partition"])
     beside = EntityKey("c", "1")
-    calls: list[Call] = []
-
-    async def gate(call: Call) -> None:
-        calls.append(call)
-
-    memory.gate = gate
+    calls = noted(memory)
     assert await table.get(beside) is None
     assert await table.find(beside) is None
     assert calls == []
@@ -84,15 +79,9 @@ async def test_no_row_beside_the_part_is_read_or_written(memory: MemoryTableServ
 
 async def test_a_scan_asks_for_the_pages_of_the_part_alone(memory: MemoryTableService) -> None:
     table = await part(memory, PARTS["several"])
-    pages = 0
-
-    async def gate(call: Call) -> None:
-        nonlocal pages
-        pages += call.action == "page"
-
-    memory.gate = gate
+    pages = noted(memory, lambda call: call.action == "page")
     read = [row async for page in table.scan() for row in page.rows]
-    assert (len(read), pages) == (10, 3)  # one for each partition that is named
+    assert (len(read), len(pages)) == (10, 3)  # one for each partition that is named
 
 
 async def test_a_range_is_split_at_a_key_of_the_part(memory: MemoryTableService) -> None:
@@ -109,21 +98,16 @@ async def test_a_range_is_split_at_a_key_of_the_part(memory: MemoryTableService)
 async def test_few_pages_are_read_to_split_a_part_of_few_rows_among_many(memory: MemoryTableService) -> None:
     """Its ranges hold many other rows, which pages of one row would read one by one."""
     await memory.create_table("Tab")
-    table, pages = memory.table("Tab"), 0
+    table = memory.table("Tab")
     for number in range(400):
         await table.insert({"PartitionKey": f"p{number % 4}", "RowKey": f"{number:03}"})
     few = PartOfTable(table, key_space_of(rows.row_key(one_of=["300", "399"])))
-
-    async def gate(call: Call) -> None:
-        nonlocal pages
-        pages += call.action == "page"
-
-    memory.gate = gate
+    pages = noted(memory, lambda call: call.action == "page")
     middle = await find_middle(few, EVERYTHING)
-    assert pages <= 20
+    assert len(pages) <= 20
     assert middle is not None
     assert await rows_up_to(few, 1) == 1
-    assert pages <= 21
+    assert len(pages) <= 21
 
 
 def test_the_whole_table_is_no_part(memory: MemoryTableService) -> None:

@@ -24,7 +24,7 @@ from rekey.verify.report import DifferenceKind, exit_code
 from rekey.verify.sample import PAGE_BYTES, reservoir, sample
 from tests.asserts.every import every
 from tests.fakes.clock import FakeClock
-from tests.fakes.faults import Call
+from tests.fakes.interference import noted
 from tests.fakes.memory import MemoryTableService
 from tests.worlds.small import DROPPING, POSTS, USERS, World, post, ticket, user
 from tests.worlds.verification import context, filled, rows_of, sampled, source_id
@@ -285,23 +285,12 @@ class Heavy:
         return getattr(self._table, name)
 
 
-def counting(memory: MemoryTableService) -> list[Call]:
-    """Return the list to which every request is added from now on."""
-    calls: list[Call] = []
-
-    async def gate(call: Call) -> None:
-        calls.append(call)
-
-    memory.gate = gate
-    return calls
-
-
 @pytest.mark.parametrize("count_of", [60, 1_500])
 async def test_small_samples_cost_less(memory: MemoryTableService, tmp_path: Path, count_of: int) -> None:
     """Found out by two requests for each table at most: the first page and, of few rows, one of keys."""
     world = await filled(World(memory, USERS), [user(f"u{n:05}@example.com") for n in range(count_of)])
     said: list[str] = []
-    calls = counting(memory)
+    calls = noted(memory)
     assert await sample(context(world, tmp_path), 3_000, 1, said.append) is None
     assert len(calls) == (4 if count_of < MAX_PAGE_ROWS else 2)
     assert said == []
@@ -322,7 +311,7 @@ async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_i
     )
     pages = -(-sum(len(memory.dump(table.name)) for table in (world.source, *world.targets)) // 10)
     said: list[str] = []
-    calls = counting(memory)
+    calls = noted(memory)
     report = await sample(heavy, n, 1, said.append)
     asked = len(calls)
     if n == 40:
@@ -337,7 +326,7 @@ async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_i
 async def test_a_seeded_sample_is_taken_at_its_cost(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(60)])
     said: list[str] = []
-    calls = counting(memory)
+    calls = noted(memory)
     report = await sample(context(world, tmp_path), 20, 7, said.append, always=True)
     assert report is not None and report.directions[0].checked == 20
     [promise] = said
