@@ -14,6 +14,7 @@ Things to notice:
 * One script declares both migrations, and `group=` lets them cut over together. Each is planned, verified and
   rolled back for itself; a rollback deletes its own rows from `AllOrders`, not the table.
 * The PartitionKey of the source is kept in a property, so that a rollback knows it.
+* With capture "dual-write" one proxy carries both old tables and the new one, whichever region has moved.
 """
 
 from rekey import Migration, Target, for_each_table, keys, props

@@ -162,8 +162,8 @@ _REFUSALS = {
         "use them by their new keys in the new table; a query compares PartitionKey with those of other rows",
     ),
     OTHERS_ROW: (
-        "the row's key in {table} is none that this migration gives: others fill the table too",
-        "write it with the client of the migration that gives such keys, or with the SDK's own",
+        "no migration that this client follows gives the row's key in {table}: others fill the table too",
+        "give the client the script of that migration as well; write rows of none with the SDK's own client",
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

@@ -132,11 +132,12 @@ def cores_of(
             are followed for that table.
 
     Raises:
-        ConfigurationError, SecretMissing: a secret is missing, or two migrations name the same table.
+        ConfigurationError, SecretMissing: a secret is missing, or a table is the source of one migration and
+            is filled by another.
     """
     cores: dict[str, Carrier] = {}
-    # The sources, in lower case, of which a client routes the rows of all parts.
-    routed: set[str] = set()
+    # The tables, in lower case, whose rows a router gives to several clients; True for a source.
+    routed: set[tuple[str, bool]] = set()
     connected = partial(_connected, config)
     for prepared in followed:
         declared = prepared.declared
@@ -149,17 +150,18 @@ def cores_of(
         ]
         for table in dict.fromkeys((migration.source, *migration.table_names)):
             is_source = table == migration.source
-            if is_source and table.lower() in routed:
-                continue  # with the other parts of it
+            if (table.lower(), is_source) in routed:
+                continue  # with the other migrations of it
             if table.lower() in map(str.lower, cores):
                 raise ConfigurationError(
                     f"two migrations name the table {table}",
                     hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
                 )
-            of_table = sources if is_source else [prepared]
+            fillers = [each for each in followed if table.lower() in each.declared.fills]
+            of_table = sources if is_source else fillers
             cores[table] = carrier_of([options_of(each, table) for each in of_table], connected)
             if len(of_table) > 1:
-                routed.add(table.lower())
+                routed.add((table.lower(), is_source))
     return cores
 
 

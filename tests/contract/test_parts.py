@@ -230,6 +230,22 @@ async def test_rows_of_an_unknown_part_are_not_read_as_rows_of_a_part_that_is_wi
         await carrier.close()
 
 
+async def test_a_row_of_a_complete_part_is_not_written_as_a_row_of_no_part_by_another_script(
+    parts: Parts,
+) -> None:
+    await parts.begin(SOUTH, DUAL)
+    await parts.begin(NORTH, *TO_COMPLETE)
+    [declared] = parts.declared(NORTH)
+    other = part(parts.source, FREE, declared.migration.target.table)
+    carrier = parts.carrier(NORTH, SOUTH, **{NORTH: declared_as(declared.script_id, other)})
+    try:
+        assert await refused(carrier, insert(row(NORTH))) == "digest-moved"
+        await carrier.write([insert(row(SOUTH))])
+    finally:
+        await carrier.close()
+    assert await parts.rows(parts.source) == {S: 1}
+
+
 @pytest.mark.parametrize("tenants", [(NORTH, SOUTH), (SOUTH,)], ids=["known", "unknown"])
 async def test_rows_in_capture_delta_are_not_read_while_a_rollback_copies_them_back(
     service: TableService, table_name: Callable[[str], str], tenants: tuple[str, ...]

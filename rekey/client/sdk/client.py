@@ -80,7 +80,8 @@ class DualWriting(ABC, Generic[CredentialT]):
                 `connection_verify` apply to all accounts. A new table in the target account is named as in
                 the script, `Users@targets`, or without the suffix if the old table has another name.
             migration: the migration script's path, or the script as loaded; for the old view of a table of
-                which several scripts move parts, all of these.
+                which several scripts move parts, and for the new view of a table that several fill, all of
+                these.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
             targets_endpoint, targets_credential: the target account, if the script names tables there.
             secrets: the secrets that the declaration names.
@@ -163,7 +164,7 @@ class DualWriting(ABC, Generic[CredentialT]):
     def from_config(
         cls,
         path: Path | str,
-        script_id: str,
+        script_id: str | Sequence[str],
         *,
         table: str | None = None,
         view: View | str | None = None,
@@ -173,8 +174,9 @@ class DualWriting(ABC, Generic[CredentialT]):
 
         Args:
             path: of `rekey.toml`.
-            script_id: the migration. Of a part of a table, the old view also follows the scripts of the other
-                parts that are in the folder of migrations.
+            script_id: the migration; for the new view of a table that several fill, all of these. Of a part
+                of a table, the old view also follows the scripts of the other parts that are in the folder of
+                migrations.
             table: the client's table; by default the source or the main target, as `view` says.
             view: `old` or `new`.
             kwargs: `name`, `shadow_reads`, `acknowledge`, `settings` and arguments of the SDK's client.
@@ -189,20 +191,27 @@ class DualWriting(ABC, Generic[CredentialT]):
             )
         view = None if view is None else view_named(view)
         config = load_config(Path(path))
-        declared = load_script(config.migrations / f"{script_id.removesuffix('.py')}.py")
-        migration = declared.migration
+        ids = [script_id] if isinstance(script_id, str) else list(script_id)
+        if not ids:
+            raise ConfigurationError("the client was given no migration", hint="name a script, or several")
+        scripts = [load_script(config.migrations / f"{each.removesuffix('.py')}.py") for each in ids]
+        migration = scripts[0].migration
         if table is None:
             mains = names_in(migration.target.table)
             if view is View.NEW and len(mains) > 1:
                 raise ConfigurationError(
-                    f"{script_id} fills several tables",
+                    f"{scripts[0].script_id} fills several tables",
                     hint=f"say which: table={' or '.join(map(repr, mains))}",
                 )
             table = migration.source if view is View.OLD else migration.target.table
-        scripts = [declared]
         if migration.where is not None and table.lower() == migration.source.lower():
             # Their rows are in the same table, and are written by the same application.
-            scripts += [script for script in read_scripts(config.migrations)[0] if script.is_beside(declared)]
+            known = {script.script_id for script in scripts}
+            scripts += [
+                script
+                for script in read_scripts(config.migrations)[0]
+                if script.is_beside(scripts[0]) and script.script_id not in known
+            ]
         prepared = [Prepared.of(config, script) for script in scripts]
         wrapping = [each.wrapping for each in prepared]
         # Closed with the client; credentials that a caller gave stay the caller's.

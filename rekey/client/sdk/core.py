@@ -55,7 +55,6 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation, Table, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
-TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 # Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
@@ -189,8 +188,7 @@ class ClientCore(Leased):
             if self.options.is_index:
                 # Index tables are read in the new view, and written only once the migration is complete.
                 code = index_write_refused(permit.phase)
-                key_space = self.options.declared.migration.key_spaces.get(self.table)
-                if key_space and any(operation.key not in key_space for operation in operations):
+                if any(not self.covers(operation.key) for operation in operations):
                     code = OTHERS_ROW
             elif permit.phase is not None:
                 return None
@@ -211,13 +209,12 @@ class ClientCore(Leased):
                         wait = partial(asyncio.sleep, settings.max_in_flight_s)
                         etags = await send_alone(table, operations, wait)
             self.counters.writes += len(operations)
-            if not self.options.is_index:
-                await self.announce_if_late(operations, permit)
+            await self.announce_if_late(operations, permit)
             return etags
 
     async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
         lease = await self.open()
-        if lease.in_time(permit):
+        if self.options.is_index or lease.in_time(permit):
             return
         try:
             await lease.reread()
@@ -231,9 +228,18 @@ class ClientCore(Leased):
     # --- parts of a table -----------------------------------------------------------------------------------
 
     def unfollowed_refused(self, permit: Permit) -> str:
-        taken = route(permit.phase, View.OLD, copied=permit.copied, reverse=True)
-        if taken is Route.REFUSED:
-            return refusal_code(View.OLD, taken, copied=permit.copied, is_part=True)
+        view, reverse = self.options.view, self.options.declared.migration.reverse
+        if self.options.is_index and (code := index_write_refused(permit.phase)):
+            return code
+        taken = route(
+            permit.phase,
+            view,
+            copied=permit.copied,
+            reverse=reverse or view is View.OLD,
+            maintained=permit.maintained,
+        )
+        if taken is Route.REFUSED or (taken is Route.WAIT and view is View.NEW):
+            return refusal_code(view, taken, copied=permit.copied, is_part=True)
         return "" if taken is Route.PLAIN else MIXED_PARTS
 
     def whole_table(self) -> Table:

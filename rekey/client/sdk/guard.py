@@ -1,5 +1,6 @@
-"""The part of a table that a migration with capture "delta" moves, for a process that follows other parts of
-it: its rows are written as if there were no migration, until they move on."""
+"""A migration with capture "delta", for a process that follows other migrations of the same table. In the old
+view the rows of its part are written as if there were no migration, until they move on; in the new view, from
+then on."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.protocol.rules import FROZEN, PART_MOVED, View, reads_refused
+from rekey.protocol.rules import FROZEN, NEW_VIEW_CLOSED, PART_MOVED, View, reads_refused
 from rekey.tables.base import Accounts, Operation
 
 
@@ -38,17 +39,19 @@ class PartGuard(Leased):
 
     def _reads_refused(self, permit: Permit) -> str:
         # What the new table gets after cutover is not written to the source: not in the freeze of a rollback
-        # either, until the rows are copied back.
+        # either, until the rows are copied back. Before cutover the new table lacks what has changed since
+        # the last pass.
         phase = permit.came_from or permit.phase
-        return reads_refused(phase, View.OLD, copied=permit.copied, reverse=False)
+        return reads_refused(phase, self.options.view, copied=False, reverse=False)
 
     def unfollowed_refused(self, permit: Permit) -> str:
+        is_old = self.options.view is View.OLD
         match permit.phase:
             case None | ControlPhase.SOURCE | ControlPhase.DUAL_WRITE:
-                return ""
+                return "" if is_old else NEW_VIEW_CLOSED
             case ControlPhase.FREEZE:
                 return FROZEN
-        return PART_MOVED
+        return PART_MOVED if is_old else ""
 
     async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:  # noqa: ARG002
         lease = await self.open()

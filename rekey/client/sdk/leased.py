@@ -49,8 +49,8 @@ class Leased(ABC):
 
     @abstractmethod
     def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when rows of the part may be written to the source without being followed, otherwise the
-        code for `refusal`."""
+        """Return "" when the migration's rows may be written to the table without being followed, otherwise
+        the code for `refusal`."""
 
     @abstractmethod
     async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
@@ -122,16 +122,16 @@ class Leased(ABC):
     # --- permits ------------------------------------------------------------------------------------------
 
     def covers(self, key: EntityKey) -> bool:
-        """Tell whether a row of the source with this key is in the part that the migration moves."""
-        return self.options.declared.migration.has(key)
+        """Tell whether a row of the client's table with this key is the migration's."""
+        return self.options.key_space is None or key in self.options.key_space
 
     @asynccontextmanager
     async def passing(self, *, waits: bool = False) -> AsyncIterator[Permit]:
-        """Hold a permit while rows are written to the source that this client does not follow. `waits`: as of
+        """Hold a permit while rows are written to the table that this client does not follow. `waits`: as of
         `ClientLease.operation`.
 
         Raises:
-            WritesRefused: it is not known that its part has none of them.
+            WritesRefused: it is not known that none of them has to be followed.
             Ambiguous: they were written, and that took so long that this is not known any more.
         """
         lease = await self.open()
@@ -143,12 +143,12 @@ class Leased(ABC):
             await confirm_unfollowed(lease, permit, self.table)
 
     def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
-        """Tell whether a read, with the arguments of `reading`, is provably of rows of the part alone."""
+        """Tell whether a read, with the arguments of `reading`, is provably of the migration's rows alone."""
         # By another declaration than the migration's, which may be wider, nothing is.
-        lease, part = self._lease, self.options.declared.migration.key_space
-        if part is None or lease is None or not lease.has_same_declaration:
+        lease, own = self._lease, self.options.key_space
+        if own is None or lease is None or not lease.has_same_declaration:
             return False
-        return key in part if key is not None else asked is not None and asked.is_within(part)
+        return key in own if key is not None else asked is not None and asked.is_within(own)
 
     @asynccontextmanager
     async def reading(
@@ -159,27 +159,43 @@ class Leased(ABC):
         Args:
             key: of the row that is read; None for a query.
             asked: the keys that the query can return, None for any.
-            is_held: whether another part that the process follows `holds` the read.
+            is_held: whether another migration that the process follows `holds` the read.
 
         Raises:
             WritesRefused: the table does not show these rows as they are.
         """
-        lease, part = await self.open(), self.options.declared.migration.key_space
+        lease, own = await self.open(), self.options.key_space
         async with lease.operation(writes=False) as permit:
             code = self._reads_refused(permit)
-            if self.options.view is View.OLD and part is not None:
+            # In a table that others fill too, a client on its own shows all rows, or none.
+            if own is not None and (self.options.view is View.OLD or self.options.is_routed):
                 if not (is_held or self.holds(key, asked)):
                     lease.require_known_parts(reads=True)
-                if code and _passes(part, permit.phase, key, asked):
+                if code and _passes(own, permit.phase, key, asked):
                     lease.require_same_part()
                     code = ""
-                code = code and PART_MOVED
             if code:
-                raise refusal(code, self.table)
+                raise self._read_refusal(code)
             yield permit
 
+    def _read_refusal(self, code: str) -> WritesRefused:
+        """Return the error for a read that may show the migration's rows. `code`: of `_reads_refused`."""
+        options, script_id = self.options, self.options.declared.script_id
+        if options.view is View.OLD:
+            return refusal(code if options.key_space is None else PART_MOVED, self.table)
+        if not options.is_routed:
+            return refusal(code, self.table)
+        until = "`rekey status` says that the backfill is done" if options.is_followed else "its cutover"
+        return WritesRefused(
+            code,
+            f"{self.table} does not have all rows of {script_id} yet, so none of them is read there",
+            hint=f"use their old table until {until}; a query of other rows compares PartitionKey with"
+            " theirs",
+        )
+
     async def deleting_table(self) -> None:
-        """Raise WritesRefused while the migration, or that of another part, works with the client's table."""
+        """Raise WritesRefused while the migration, or one of an unknown part, works with the client's
+        table."""
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
             done = permit.phase in (None, ControlPhase.RETIRED)
@@ -196,13 +212,11 @@ class Leased(ABC):
         )
 
 
-def _passes(
-    part: KeySpace, phase: ControlPhase | None, key: EntityKey | None, asked: KeySpace | None
-) -> bool:
-    """Tell whether a read, with the arguments of `Leased.reading`, shows no row of a part that moved on."""
+def _passes(own: KeySpace, phase: ControlPhase | None, key: EntityKey | None, asked: KeySpace | None) -> bool:
+    """Tell whether a read, with the arguments of `Leased.reading`, shows none of a migration's `own` rows."""
     if key is not None:
-        return key not in part
-    if asked is not None and asked.is_apart_from(part):
+        return key not in own
+    if asked is not None and asked.is_apart_from(own):
         return True
-    # `retire` has deleted the part's rows: a query shows those of others alone.
-    return phase is ControlPhase.RETIRED and not (asked is not None and asked.is_within(part))
+    # `retire` has deleted its rows from the source: a query shows those of others alone.
+    return phase is ControlPhase.RETIRED and not (asked is not None and asked.is_within(own))

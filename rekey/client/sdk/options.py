@@ -17,6 +17,7 @@ from rekey.client.parts import Acknowledge
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.joint import is_joint, names_in, prefix_of
+from rekey.core.key_space import KeySpace
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
@@ -79,6 +80,8 @@ class ClientOptions:
         settings: the lease's times.
         shadow_reads: share of reads that are repeated on the replica, 0 to 1.
         shadow_seed: the seed of that sampling; None for a different one each time.
+        is_routed: whether the process follows other migrations of its table as well, and a router gives each
+            row to its client.
     """
 
     def __init__(
@@ -134,11 +137,17 @@ class ClientOptions:
             self.facts = replace(self.facts, part_of=migration.source, parts=(self.declared.script_id,))
         self.settings = settings or LeaseSettings()
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
+        self.is_routed = False
 
     @property
     def is_followed(self) -> bool:
         """Whether clients follow the migration: not one with capture "delta"."""
         return self.declared.migration.capture == "dual-write"
+
+    @property
+    def key_space(self) -> KeySpace | None:
+        """The keys of the rows of its table that are the migration's; None for all."""
+        return self.declared.migration.key_spaces.get(self.table)
 
 
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:

@@ -1,61 +1,30 @@
-"""The old view of a table of which several migrations move parts: a client of each, and a router that gives
-every row to the client of its part (ADR 0066). To its migration each of them is a client like any other."""
+"""A table of which several migrations move parts (ADR 0066), or which several fill (ADR 0068): a client of
+each, and a router that gives every row to the client of its migration. To its migration each of them is a
+client like any other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rekey.client.lease import Permit
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.core import ClientCore, rows_in
 from rekey.client.sdk.guard import PartGuard
+from rekey.client.sdk.leased import Leased
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.send import send_alone
 from rekey.core.key_space import KeySpace
 from rekey.errors import ConfigurationError
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.protocol.effects import side_by_side
-from rekey.protocol.rules import View, refusal
+from rekey.protocol.rules import OTHERS_ROW, View, refusal
 from rekey.tables.base import Accounts, Operation
-
-
-class Part(Protocol):
-    """What the router asks the client of a part."""
-
-    async def open(self) -> object:
-        """Register and read the control row for the first time; later calls do nothing."""
-
-    async def close(self) -> None:
-        """Settle and close. Idempotent."""
-
-    def covers(self, key: EntityKey) -> bool:
-        """Tell whether a row with this key is of the part."""
-
-    def passing(self, *, waits: bool = False) -> AbstractAsyncContextManager[Permit]:
-        """Hold a permit while rows are written that it does not follow."""
-
-    def holds(self, key: EntityKey | None, asked: KeySpace | None) -> bool:
-        """Tell whether a read is provably of rows of the part alone."""
-
-    def reading(
-        self, key: EntityKey | None = None, asked: KeySpace | None = None, *, is_held: bool = False
-    ) -> AbstractAsyncContextManager[Permit]:
-        """Hold the permit of a read. `is_held`: whether another part `holds` it."""
-
-    def unfollowed_refused(self, permit: Permit) -> str:
-        """Return "" when rows of the part may be written unfollowed, otherwise the refusal's code."""
-
-    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Announce rows of the part that were written unfollowed, and answered too late."""
-
-    async def deleting_table(self) -> None:
-        """Raise WritesRefused while the migration works with the table."""
 
 
 class PartRouter:
@@ -65,7 +34,8 @@ class PartRouter:
         """Create the router. The parts are apart, as `carrier_of` checks: those that clients follow, at least
         one, and those that none has to follow."""
         self._cores = tuple(cores)
-        self._parts: tuple[Part, ...] = (*cores, *guards)
+        self._parts: tuple[Leased, ...] = (*cores, *guards)
+        self._compared = [core for core in cores if not core.options.is_index]
         self.options, self.table = cores[0].options, cores[0].table
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -78,7 +48,7 @@ class PartRouter:
 
     async def open(self) -> None:
         """Open all clients: before all have registered, nothing is written or read. Raises as
-        `ClientCore.open`."""
+        `Leased.open`."""
         async with self._opening:
             if not self._is_open:
                 await side_by_side(part.open() for part in self._parts)
@@ -92,6 +62,8 @@ class PartRouter:
         """Do one write, or a transaction; return the new ETags. Raises RekeyError, TimeoutError."""
         await self.open()
         owners = [self._owner(operation.key) for operation in operations]
+        if None in owners and self.options.view is View.NEW:
+            raise refusal(OTHERS_ROW, self.table)  # of none that is followed; perhaps of one that is not
         owner = owners[0] if owners else self._cores[0]
         if isinstance(owner, ClientCore) and all(each is owner for each in owners):
             return await owner.write(operations)
@@ -101,7 +73,7 @@ class PartRouter:
     async def reading(
         self, key: EntityKey | None = None, asked: KeySpace | None = None
     ) -> AsyncIterator[None]:
-        """Hold the permits of one read, of all clients; as `ClientCore.reading`."""
+        """Hold the permits of one read, of all clients; as `Leased.reading`."""
         await self.open()
         is_held = any(part.holds(key, asked) for part in self._parts)
         async with AsyncExitStack() as permits:
@@ -116,24 +88,24 @@ class PartRouter:
 
     def shadows(self) -> bool:
         """Draw whether a read is repeated on the other side."""
-        working = next((core for core in self._cores if core.is_working), None)
+        working = next((core for core in self._compared if core.is_working), None)
         return working is not None and working.shadows()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
-        """Queue a comparison of a read with the other side, of each row by the client of its part."""
+        """Queue a comparison of a read with the other side, of each row by the client of its migration."""
         try:
             rows = rows_in(read, status, body)
         except ValueError:
             self._cores[0].counters.ignored += 1
             return
         named = [row for row in rows if {PARTITION_KEY, ROW_KEY} <= row.keys()]
-        for core in self._cores:
+        for core in self._compared:
             if read.key is None:
                 core.compare(read, [row for row in named if core.covers(key_of(row))])
             elif core.covers(read.key):
                 core.compare(read, rows)
 
-    def _owner(self, key: EntityKey) -> Part | None:
+    def _owner(self, key: EntityKey) -> Leased | None:
         return next((part for part in self._parts if part.covers(key)), None)
 
     @asynccontextmanager
@@ -147,7 +119,7 @@ class PartRouter:
             yield
 
     async def _write_unfollowed(
-        self, operations: Sequence[Operation], owners: Sequence[Part | None]
+        self, operations: Sequence[Operation], owners: Sequence[Leased | None]
     ) -> list[str | None]:
         """Write rows that no replica follows to the table alone: of no part, or of parts whose migrations
         follow nothing. Raises WritesRefused: replicas follow rows of a part among these, or it has moved on.
@@ -155,7 +127,7 @@ class PartRouter:
         first = self._cores[0]
         settings = first.options.settings
         async with AsyncExitStack() as permits:
-            permitted: list[tuple[Part, Permit]] = []
+            permitted: list[tuple[Leased, Permit]] = []
             # The first one may wait in a freeze, before the permit of another is permitted.
             for part in sorted(self._parts, key=lambda part: part not in owners):
                 waits = all(owner is part for owner in owners)
@@ -181,26 +153,28 @@ Carrier: TypeAlias = ClientCore | PartRouter
 
 
 def carrier_of(followed: Sequence[ClientOptions], connect: Callable[[ClientOptions], Accounts]) -> Carrier:
-    """Return the client of a table: of one migration, or of all that move parts of it in the old view.
+    """Return the client of a table: of one migration, or of several that move parts of it, or that fill it.
 
     Args:
         followed: the options of each migration's client of the table.
         connect: makes the connections of a client when they are first needed.
 
     Raises:
-        ConfigurationError: the migrations are not all of parts of the same source, provably apart.
+        ConfigurationError: the migrations are not all of the same view of the table, with rows that are
+            provably apart.
     """
-    if len(followed) > 1:
-        _require_parts(followed)
-        # The first one looks for parts that none of them knows: whatever is written past all of them is
-        # written under its permit.
-        followed = sorted(followed, key=lambda options: not options.is_followed)
-        ids = tuple(options.declared.script_id for options in followed)
-        for number, options in enumerate(followed):
-            part_of = options.facts.part_of if number == 0 else ""
-            options.facts = replace(options.facts, parts=ids, part_of=part_of)
     if len(followed) == 1:
         return ClientCore(followed[0], partial(connect, followed[0]))
+    _require_apart(followed)
+    followed = sorted(followed, key=lambda options: not options.is_followed)
+    ids = tuple(options.declared.script_id for options in followed)
+    for number, options in enumerate(followed):
+        options.is_routed = True
+        if options.view is View.OLD:
+            # The first one looks for parts that none of them knows: whatever is written past all of them is
+            # written under its permit.
+            part_of = options.facts.part_of if number == 0 else ""
+            options.facts = replace(options.facts, parts=ids, part_of=part_of)
     cores = [ClientCore(options, partial(connect, options)) for options in followed if options.is_followed]
     guards = [
         PartGuard(options, partial(connect, options)) for options in followed if not options.is_followed
@@ -208,30 +182,34 @@ def carrier_of(followed: Sequence[ClientOptions], connect: Callable[[ClientOptio
     return PartRouter(cores, guards)
 
 
-def _require_parts(followed: Sequence[ClientOptions]) -> None:
+def _require_apart(followed: Sequence[ClientOptions]) -> None:
+    table, view = followed[0].table, followed[0].view
     if not any(options.is_followed for options in followed):
         raise ConfigurationError(
-            f'no migration of {followed[0].table} has capture "dual-write", so there is nothing to follow',
+            f'no migration of {table} has capture "dual-write", so there is nothing to follow',
             hint="use the SDK's own TableClient",
         )
     for options in followed:
-        if options.view is not View.OLD:
+        script_id = options.declared.script_id
+        if options.view is not view:
             raise ConfigurationError(
-                f"{options.table} has new keys, and several migrations are followed by their old keys alone",
-                hint="make a client for each migration; name its script alone",
+                f"{table} has old keys for one of {followed[0].declared.script_id} and {script_id}, and new"
+                " keys for the other",
+                hint="make a client for each of them; name its script alone",
             )
-        if options.declared.migration.key_space is None:
+        if options.key_space is None:
+            does, says = ("migrates", "where=") if view is View.OLD else ("fills", "shared=True")
             raise ConfigurationError(
-                f"{options.declared.script_id} migrates all of {options.table}, and a client follows several"
-                " migrations only where each moves a part",
-                hint="name one migration, or those whose scripts say where=",
+                f"{script_id} {does} all of {table}, so no other migration has rows there",
+                hint=f"name one migration, or those whose scripts say {says}",
             )
-    for first, second in combinations([options.declared for options in followed], 2):
-        spaces = first.migration.key_space, second.migration.key_space
-        if first.script_id == second.script_id:
-            raise ConfigurationError(f"{first.script_id} is named twice", hint="name each script once")
+    for first, second in combinations(followed, 2):
+        ids = first.declared.script_id, second.declared.script_id
+        spaces = first.key_space, second.key_space
+        if ids[0] == ids[1]:
+            raise ConfigurationError(f"{ids[0]} is named twice", hint="name each script once")
         if None not in spaces and not spaces[0].is_apart_from(spaces[1]):  # type: ignore[union-attr,arg-type]
             raise ConfigurationError(
-                f"{first.script_id} and {second.script_id} may migrate the same rows",
+                f"{ids[0]} and {ids[1]} may {'migrate' if view is View.OLD else 'fill'} the same rows",
                 hint="give the client the scripts that `rekey apply` uses, unchanged",
             )

@@ -210,7 +210,8 @@ async def test_an_index_table_that_others_fill_too_is_written_under_own_keys_alo
         "partition_key=keys.item(),", 'partition_key=keys.literal("T:") + keys.item(), shared=True,'
     )
     core = await begun(tmp_path, memory, script=shared)
-    core.table, core.options.is_index, core.options.view = "PostsByTag", True, View.NEW
+    core.table = core.options.table = "PostsByTag"
+    core.options.is_index, core.options.view = True, View.NEW
     await memory.create_table("PostsByTag")
     await core.write([insert({"PartitionKey": "T:a", "RowKey": "1"})])
     with pytest.raises(WritesRefused) as refused:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from rekey import Migration, Target, keys
+from rekey import Migration, Target, keys, rows
 from rekey.client.sdk.options import ClientOptions
 from rekey.errors import ConfigurationError
 from rekey.protocol.opening import Prepared
 from rekey.proxy import route
 from tests.worlds.begun_migrations import declared_as
+from tests.worlds.merged_tables import DE, FR, merging
 from tests.worlds.parts_of_a_table import NORTH, SOUTH, part
 
 
@@ -26,6 +27,12 @@ FILLING = prepared(
 PARTS = [
     prepared("0002_north", part("Orders", NORTH, "NorthOrders")),
     prepared("0003_south", part("Orders", SOUTH, "SouthOrders")),
+]
+
+MERGED = [
+    prepared("0004_de", merging(DE, "OrdersDE", "AllOrders", index="ByNumber")),
+    prepared("0005_fr", merging(FR, "OrdersFR", "allorders", index="ByNumber")),
+    prepared("0006_it", merging("IT", "OrdersIT", "AllOrders", capture="delta")),
 ]
 
 
@@ -57,3 +64,36 @@ def test_parts_of_a_table_that_is_the_target_of_another_migration_are_not_passed
     """Its client writes to the table alone, so the parts would not follow."""
     with pytest.raises(ConfigurationError, match="two migrations name the table Orders"):
         carried(followed, monkeypatch)
+
+
+def test_one_client_of_a_table_has_the_scripts_of_all_that_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one with capture "delta" as well, and its own source is nobody's."""
+    assert carried(MERGED, monkeypatch) == {
+        "OrdersDE": ["0004_de"],
+        "AllOrders": ["0004_de", "0005_fr", "0006_it"],
+        "ByNumber": ["0004_de", "0005_fr"],
+        "OrdersFR": ["0005_fr"],
+    }
+
+
+def test_parts_of_one_table_that_move_into_one_have_one_client_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tenants = [
+        prepared(f"000{number}_{tenant}", merging(tenant, "Orders", "AllOrders", where=where))
+        for number, tenant, where in (
+            (7, DE, rows.partition_key(equals="a")),
+            (8, FR, rows.partition_key(equals="b")),
+        )
+    ]
+    both = ["0007_DE", "0008_FR"]
+    assert carried(tenants, monkeypatch) == {"Orders": both, "AllOrders": both}
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_table_that_several_fill_and_another_migration_moves_on_is_refused(
+    is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = prepared("0009_on", part("AllOrders", NORTH, "NorthOrders"))
+    with pytest.raises(ConfigurationError, match="two migrations name the table AllOrders"):
+        carried([*MERGED, on] if is_last else [on, *MERGED], monkeypatch)
