@@ -87,10 +87,7 @@ class _FirstPass(ParallelScan[_PartReader]):
     ) -> None:
         self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
         super().__init__(self._reader(part) for part in work.parts if not part.done)
-        self.least, self.least_eager = LEAST_ROWS, MAX_PAGE_ROWS
-        if not ctx.reads.prefetch:
-            # One page is enough to split a part until each reader has one.
-            self.least, self.eager = LEAST_AT_RATES, ctx.reads.scans - 1
+        self.least = LEAST_ROWS if ctx.reads.prefetch else LEAST_AT_RATES
         self._due = Due(ctx.clock)
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
         self._adding = RowAdder(ctx.source.name, ctx.mapper, not_compared, work, trace)
