@@ -232,11 +232,7 @@ class ClientCore(Leased):
         if self.options.is_index and (code := index_write_refused(permit.phase)):
             return code
         taken = route(
-            permit.phase,
-            view,
-            copied=permit.copied,
-            reverse=reverse or view is View.OLD,
-            maintained=permit.maintained,
+            permit.phase, view, copied=permit.copied, reverse=reverse, maintained=permit.maintained
         )
         if taken is Route.REFUSED or (taken is Route.WAIT and view is View.NEW):
             return refusal_code(view, taken, copied=permit.copied, is_part=True)
