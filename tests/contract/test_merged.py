@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from json import dumps
+from typing import Literal
 
 import pytest
 
@@ -321,6 +322,30 @@ async def test_rows_in_capture_delta_are_read_in_the_freeze_of_a_rollback_and_no
         await merged.begin(FR, phase)
         async with following(merged) as carrier:
             assert [await reads(carrier, key) for key in (OF_DE, OF_FR, None)] == ["", closed, closed]
+
+
+@pytest.mark.parametrize("capture", ["dual-write", "delta"])
+async def test_a_query_that_could_miss_rows_of_a_cancelled_migration_is_refused(
+    service: TableService, table_name: Callable[[str], str], capture: Literal["dual-write", "delta"]
+) -> None:
+    merged = await Merged.create(service, table_name, capture=capture)
+    await merged.begin(DE, DUAL)
+    await merged.begin(FR, *TO_CUTOVER)
+    async with following(merged) as carrier:
+        assert [await reads(carrier, key) for key in (OF_DE, OF_FR, None)] == ["", "", ""]
+    # The target gets no more writes, and `--drop-targets` deletes the migration's rows.
+    await merged.begin(FR, FREEZE, DUAL, SOURCE)
+    closed = "new-view-closed"
+    async with following(merged) as carrier:
+        assert [await reads(carrier, key) for key in (OF_DE, OF_FR, OF_NONE, None)] == [
+            "",
+            closed,
+            "",
+            closed,
+        ]
+        for region, code in ((DE, ""), (FR, closed), (FREE, "")):
+            assert await reads(carrier, condition=f"PartitionKey eq '{region}_c1'") == code
+        assert await reads(carrier, condition="RowKey eq '1'") == closed
 
 
 @pytest.mark.parametrize("late", [True, False])

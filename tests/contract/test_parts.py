@@ -362,14 +362,20 @@ async def test_a_transaction_of_several_parts_is_refused_while_one_is_followed(
     assert await parts.moved(NORTH) == {("p", f"{NORTH}1"): 1}
 
 
+@pytest.mark.parametrize(
+    ("phases", "reverse"), [(TO_COMPLETE, True), (TO_CUTOVER, False)], ids=["complete", "no reverse"]
+)
 async def test_a_transaction_with_a_row_that_has_moved_on_is_refused(
-    service: TableService, table_name: Callable[[str], str]
+    service: TableService,
+    table_name: Callable[[str], str],
+    phases: tuple[ControlPhase, ...],
+    reverse: bool,
 ) -> None:
-    parts = await Parts.create(service, table_name, by_rows=True)
-    await parts.begin(NORTH, *TO_COMPLETE)
+    parts = await Parts.create(service, table_name, by_rows=True, reverse=reverse)
+    await parts.begin(NORTH, *phases)
     async with following(parts) as carrier:
         mixed = [upsert(row("p", f"{name}1")) for name in (NORTH, SOUTH)]
-        assert await refused(carrier, *mixed) == "part-moved"
+        assert await refused(carrier, *mixed) == await refused(carrier, *mixed[::-1]) == "part-moved"
     assert await parts.rows(parts.source) == {}
 
 

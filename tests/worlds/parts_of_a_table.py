@@ -57,6 +57,8 @@ class Parts:
         capture: Literal["dual-write", "delta"] = "dual-write",
         by_rows: bool = False,
         restricted: TableService | None = None,
+        *,
+        reverse: bool = True,
     ) -> Parts:
         """Create the tables.
 
@@ -66,6 +68,7 @@ class Parts:
             capture: of the first part; the second one's is always "dual-write".
             by_rows: whether RowKeys tell the parts apart, in the partition `p`.
             restricted: the restricted account; None: the same one.
+            reverse: of both parts.
         """
         restricted = restricted or service
         source, begun = name("Rows"), {}
@@ -73,7 +76,7 @@ class Parts:
             within = rows.all_of(rows.partition_key(equals="p"), rows.row_key(prefix=tenant))
             where = within if by_rows else None
             how = capture if tenant == NORTH else "dual-write"
-            migration = part(source, tenant, name(tenant.title()), where, capture=how)
+            migration = part(source, tenant, name(tenant.title()), where, capture=how, reverse=reverse)
             declared = declared_as(name(f"0001{tenant}"), migration)
             begun[tenant] = await Begun(declared, service, restricted).create_tables()
         return cls(service, restricted, source, begun)

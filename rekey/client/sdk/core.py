@@ -231,13 +231,7 @@ class ClientCore(Leased):
         view, reverse = self.options.view, self.options.declared.migration.reverse
         if self.options.is_index and (code := index_write_refused(permit.phase)):
             return code
-        taken = route(
-            permit.phase,
-            view,
-            copied=permit.copied,
-            reverse=reverse or view is View.OLD,
-            maintained=permit.maintained,
-        )
+        taken = route(permit.phase, view, copied=permit.copied, reverse=reverse, maintained=permit.maintained)
         if taken is Route.REFUSED or (taken is Route.WAIT and view is View.NEW):
             return refusal_code(view, taken, copied=permit.copied, is_part=True)
         return "" if taken is Route.PLAIN else MIXED_PARTS
