@@ -90,9 +90,9 @@ class ControlRow:
         default=None, metadata=column("CameFrom", _PHASE, may_be_absent=True)
     )
     # Times of the last move from `dual_write` to `freeze`, of the move to `cutover` and of the move to
-    # `complete`; None before, and the first two again after a return to `dual_write`. A freeze from `cutover`,
-    # and the move back from it, keep both: everything written to the target since `cutover_at` must be
-    # written back to the source on rollback. Programs that are older set `frozen_at` in such a freeze, too.
+    # `complete`; None before, and the first two again after a return to `dual_write`. A freeze for a rollback
+    # keeps both: everything written to the target since `cutover_at` must be written back to the source.
+    # Older programs set `frozen_at` in such a freeze, too.
     frozen_at: str | None = field(default=None, metadata=column("FrozenAt", MOMENT, may_be_absent=True))
     cutover_at: str | None = field(default=None, metadata=column("CutoverAt", MOMENT, may_be_absent=True))
     completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
