@@ -89,10 +89,10 @@ class ControlRow:
     came_from: ControlPhase | None = field(
         default=None, metadata=column("CameFrom", _PHASE, may_be_absent=True)
     )
-    # Times of the last move to `freeze`, of the move to `cutover` and of the move to `complete`; None before,
-    # and the first two again after a return to `dual_write`. A freeze, and the move back from it, keep
-    # `cutover_at`: everything written to the target since then must be written back to the source on
-    # rollback.
+    # Times of the last move from `dual_write` to `freeze`, of the move to `cutover` and of the move to
+    # `complete`; None before, and the first two again after a return to `dual_write`. A freeze for a rollback
+    # keeps both: everything written to the target since `cutover_at` must be written back to the source.
+    # Older programs set `frozen_at` in such a freeze, too.
     frozen_at: str | None = field(default=None, metadata=column("FrozenAt", MOMENT, may_be_absent=True))
     cutover_at: str | None = field(default=None, metadata=column("CutoverAt", MOMENT, may_be_absent=True))
     completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
@@ -134,9 +134,14 @@ class ControlRow:
         return self.phase is ControlPhase.COMPLETE and self.maintainer is Maintainer.CLIENTS
 
     @property
+    def freeze_began_at(self) -> str | None:
+        """When the present freeze began; None if it is not known."""
+        return self.updated_at if self.came_from is ControlPhase.CUTOVER else self.frozen_at
+
+    @property
     def stopped_at(self) -> str | None:
         """A time from which on nothing was to write the source (capture "delta"), None before: the freeze
-        before cutover or, where a rollback that was given up froze since, the cutover."""
+        before cutover or, where an older program froze since for a rollback, the cutover."""
         return min(filter(None, (self.frozen_at, self.cutover_at)), key=ticks_of, default=None)
 
     @property
@@ -194,7 +199,9 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
             # Replicas no longer follow, so the targets miss rows from now on.
             return replace(after, copied=False, change_id=move_id)
         case ControlPhase.FREEZE:
-            return replace(after, came_from=now, frozen_at=at)
+            # Only the freeze before cutover proves what the targets hold.
+            since = row.frozen_at if now is ControlPhase.CUTOVER and row.frozen_at else at
+            return replace(after, came_from=now, frozen_at=since)
         case ControlPhase.CUTOVER if row.came_from is not ControlPhase.CUTOVER:
             return replace(after, cutover_at=at)
         case ControlPhase.DUAL_WRITE:

@@ -652,8 +652,8 @@ def _waiting(verdict: Verdict, facts: Facts, control: ControlRow) -> Verdict:
         return _then(verdict, facts, "freeze-waits", client=_first_of(behind))
     over, step = max(over_at(row) for row in silent), "freeze-waits-for-silent"
     values: dict[str, object] = {"client": _first_of(silent), "until": moment(format_ticks(over))}
-    if control.frozen_at is not None:
-        ends = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
+    if frozen_at := control.freeze_began_at:
+        ends = ticks_of(frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if ends < over:
             step, values = "freeze-times-out", {**values, "ends": moment(format_ticks(ends))}
     return _then(verdict, facts, step, **values)

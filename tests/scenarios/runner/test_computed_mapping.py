@@ -265,10 +265,9 @@ def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_cl
     assert len(at_gate.rows("Users")) == ROWS + 1
 
 
-def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_all_was_compared(
-    at_gate: Project,
-) -> None:
-    """Comparing took longer than the margin, and what looks for such rows had passed this one."""
+def cut_over_beside(at_gate: Project, stray: Row) -> None:
+    """Cut over while somebody writes a source row. Comparing takes longer than the margin, and what looks for
+    such rows has passed this one."""
     at_gate.clock.advance(120)
     control_calls: list[str] = []
 
@@ -277,13 +276,19 @@ def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_
             return
         control_calls.append(call.action)
         if control_calls[-3:] == ["replace", "get", "get"]:  # frozen, and about to move on
-            await at_gate.tables.table("Users").insert(user("stray@example.com"))
+            await at_gate.tables.table("Users").insert(stray)
             at_gate.clock.advance(600)
 
     at_gate.restricted.gate = gate
     apply(at_gate, Phase.CUTOVER, STOPPED)
     at_gate.restricted.gate = at_gate.tables.gate
     assert len(at_gate.rows("Users")) == ROWS + 1
+
+
+def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_all_was_compared(
+    at_gate: Project,
+) -> None:
+    cut_over_beside(at_gate, user("stray@example.com"))
     lose_state(at_gate)
     at_gate.clock.advance(60)
     with pytest.raises(Findings):
@@ -294,7 +299,7 @@ def test_without_its_state_file_no_source_row_is_deleted_that_was_written_while_
 def test_retire_without_its_state_file_leaves_a_row_that_was_written_before_a_rollback_was_given_up(
     cut_over: Project,
 ) -> None:
-    """The control row has the time of the last freeze, which is not the one before the cutover."""
+    """The freeze of that rollback is not the one before the cutover."""
     cut_over.clock.advance(60)
     stray = user("stray@example.com")
     asyncio.run(cut_over.tables.table("Users").insert(stray))
@@ -310,6 +315,26 @@ def test_retire_without_its_state_file_leaves_a_row_that_was_written_before_a_ro
         with pytest.raises(Findings, match="source rows changed after the freeze"):
             commands.retire(session, SCRIPT)
     assert [content_of(row) for row in cut_over.rows("Users")] == [stray]
+
+
+def test_retire_without_its_state_file_leaves_a_row_that_was_written_while_all_was_compared(
+    at_gate: Project,
+) -> None:
+    """Neither the freeze of a rollback that was given up nor the cutover says when the proof began."""
+    stray = user("stray@example.com")
+    cut_over_beside(at_gate, stray)
+    at_gate.clock.advance(60)
+    with pytest.raises(Findings):
+        rollback(at_gate)
+    new = {"PartitionKey": "DE_p9", "RowKey": "U:new@example.com", "Name": "new"}
+    asyncio.run(at_gate.tables.table("UsersV2").insert(new))
+    lose_state(at_gate)
+    apply(at_gate, Phase.COMPLETE, STOPPED)
+    with at_gate.session(Options(typed_table="Users", no_backup="a test")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+        with pytest.raises(Findings, match="1 source rows changed after the freeze"):
+            commands.retire(session, SCRIPT)
+    assert [content_of(row) for row in at_gate.rows("Users")] == [stray]
 
 
 def test_targets_kept_after_a_drop_that_was_cut_off_are_not_taken_for_copies(at_gate: Project) -> None:

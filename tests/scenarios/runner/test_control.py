@@ -174,7 +174,7 @@ async def test_an_aborted_rollback_keeps_the_cutover_time(store: ControlStore, c
     assert again.came_from is None
 
 
-async def test_the_source_counts_as_written_since_cutover_where_a_rollback_froze_again(
+async def test_the_source_counts_as_stopped_since_the_freeze_before_cutover_where_a_rollback_froze_again(
     store: ControlStore, clock: FakeClock
 ) -> None:
     row = await move_along(store, DUAL_WRITE)
@@ -186,9 +186,12 @@ async def test_the_source_counts_as_written_since_cutover_where_a_rollback_froze
     row = await store.move(FREEZE, CUTOVER)
     assert row.stopped_at == row.frozen_at
     clock.advance(60)
-    await store.move(CUTOVER, FREEZE)
+    row = await store.move(CUTOVER, FREEZE)
+    assert row.freeze_began_at == "2024-01-01T00:03:00.0000000Z"
     row = await store.move(FREEZE, CUTOVER)
-    assert row.stopped_at == row.cutover_at == "2024-01-01T00:02:00.0000000Z"
+    assert row.stopped_at == "2024-01-01T00:01:00.0000000Z"
+    older = replace(row, frozen_at="2024-01-01T00:03:00.0000000Z")
+    assert older.stopped_at == row.cutover_at == "2024-01-01T00:02:00.0000000Z"
 
 
 async def test_dual_write_forgets_later_phases(store: ControlStore, service: MemoryTableService) -> None:

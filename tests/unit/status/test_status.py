@@ -592,6 +592,10 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
     )
     impatient = replace(silent, gates=Gates(freeze_timeout_s=10))
     assert "the freeze is aborted at 2024-01-02 00:00:09Z" in judge(impatient).verdict.remark
+    times = {"frozen_at": HOUR_AGO, "updated_at": "2024-01-01T23:59:59Z"}
+    back = replace(frozen, came_from=ControlPhase.CUTOVER, **times)
+    going_back = replace(impatient, store=replace(impatient.store, control=back))
+    assert "the freeze is aborted at 2024-01-02 00:00:09Z" in judge(going_back).verdict.remark
     over = changed(known, clients=(WEB, aged(300, epoch=2)))
     assert judge(over).verdict.remark == "look again in a few seconds"
 
