@@ -209,7 +209,6 @@ def test_without_transactions_a_life_finds_half_a_pair(tmp_path: Path) -> None:
         (dual_broken.no_target_key_reservations, "folded keys"),
         (dual_broken.no_target_key_reservations, "a unique index"),
         (dual_broken.own_claims_are_not_reserved, "folded keys"),
-        (dual_broken.claims_reserved_for_others_are_taken, "folded keys"),
     ],
 )
 def test_without_reserving_target_keys_a_life_finds_two_rows(
@@ -217,7 +216,7 @@ def test_without_reserving_target_keys_a_life_finds_two_rows(
 ) -> None:
     """Two clients that create rows of one target key find neither the other's row nor that it is coming. One
     row may be overwritten before the end: then what clients were told has no order."""
-    with rule(), pytest.raises(Found, match=f"{TWO_ROWS}|what cannot be|no other row had"):
+    with rule(), pytest.raises(Found, match=f"{TWO_ROWS}|what cannot be"):
         for seed in range(71, 81):
             Life(tmp_path / str(seed), kind, seed).live()
 
