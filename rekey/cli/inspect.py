@@ -50,7 +50,7 @@ def inspected(
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config.path)
-    config.holding(table)
+    config.holding(table)  # raises where no account has it
     async with shell.connect(config) as accounts:
         try:
             inspection, profile = await inspect_table(

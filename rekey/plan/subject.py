@@ -140,9 +140,6 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
 
 
 async def _expired(migration: OpenMigration) -> dict[str, str]:
-    restricted, looked_up_in = (
-        migration.accounts.restricted,
-        migration.prepared.declared.migration.looked_up_in,
-    )
-    days = {via: await keys_gone_since(restricted, via) for via in sorted(looked_up_in)}
+    looked_up_in = migration.prepared.declared.migration.looked_up_in
+    days = {via: await keys_gone_since(migration.accounts.restricted, via) for via in sorted(looked_up_in)}
     return {via: day for via, day in days.items() if day}

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
 from rekey.declaration.old_references import NOTHING_LOOKED_UP, OldValues, ReferredKey
 from rekey.errors import Erased, RowRefused, TableBeingDeleted, TableMissing
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.tables.base import Table
+from rekey.tables.base import Table, TableService
 
 # Seconds for which an old key that was looked up is remembered: for the steps of a write, and no longer, so
 # that nothing erased is written. What is remembered is never wrong: the mapper proves it by mapping it again.
@@ -112,3 +113,20 @@ class OldReferences:
             self._known.clear()
         self._known[referred] = now, key.row
         return key.row
+
+
+async def referring_controls(
+    restricted: TableService, scripts: Iterable[Declared], script_id: str
+) -> dict[str, ControlRow]:
+    """Return the control rows of the migrations among `scripts` that look old keys up in the mapping of one,
+    by their ids: it stays as long as one of them may need it."""
+    referring = [script for script in scripts if script_id in script.migration.looked_up_in]
+    controls = {script.script_id: await own_control(restricted, script) for script in referring}
+    return {other: control for other, control in controls.items() if control is not None}
+
+
+async def own_control(restricted: TableService, declared: Declared) -> ControlRow | None:
+    """Return the control row of a migration; None when there is none, or it is another project's."""
+    control = await ControlStore(restricted, declared.script_id, declared.migration.group).read()
+    is_other = control is None or control.source.lower() != declared.migration.source.lower()
+    return None if is_other else control

@@ -10,6 +10,7 @@ from rekey.mapping.rows import day_of
 from rekey.mapping.store import keys_gone_since
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
+from rekey.protocol.references import own_control, referring_controls
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.state.audit import COHORTS, MAPPING, erasures
@@ -23,7 +24,7 @@ async def closed_by_references(run: Run) -> list[str]:
     whose mapping was erased, or a month of it."""
     reasons = []
     for via, declared in sorted(run.declared.migration.looked_up_in.items()):
-        control = await _control_row(run, declared)
+        control = await own_control(run.restricted, declared)
         phase = None if control is None else control.came_from or control.phase
         is_copied = phase in _AUTHORITY_MOVED
         if phase is ControlPhase.DUAL_WRITE:
@@ -68,22 +69,11 @@ async def require_expirable_mapping(run: Run) -> None:
 
 
 async def _require_unneeded(run: Run, needs: Callable[[ControlRow], bool], without: set[str]) -> None:
-    others = [
-        script
-        for script in run.scripts
-        if run.script_id in script.migration.looked_up_in and script.script_id not in without
-    ]
-    controls = {script.script_id: await _control_row(run, script) for script in others}
-    scripts = [script_id for script_id, control in controls.items() if control is not None and needs(control)]
+    controls = await referring_controls(run.restricted, run.scripts, run.script_id)
+    scripts = [other for other, control in controls.items() if other not in without and needs(control)]
     if scripts:
         raise refusal("looked-up", script=run.script_id, others=", ".join(scripts))
 
 
 def _may_go_back(control: ControlRow) -> bool:
     return control.phase in (ControlPhase.FREEZE, ControlPhase.CUTOVER) or control.maintained
-
-
-async def _control_row(run: Run, declared: Declared) -> ControlRow | None:
-    control = await run.control_of(declared)
-    is_other = control is None or control.source.lower() != declared.migration.source.lower()
-    return None if is_other else control

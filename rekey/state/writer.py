@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
@@ -27,6 +27,9 @@ _ENGINE = sa.create_engine(
     # Canonical, so that an event has the same hash after it was read back.
     json_serializer=canonical_json,
 )
+
+# Of the columns of a statement: the name, and the type where SQLAlchemy has to convert values.
+_Columns: TypeAlias = tuple[tuple[str, type[sa.JSON] | None], ...]
 
 
 class Writer:
@@ -62,36 +65,34 @@ class Writer:
 
     def insert(self, table: str, values: Mapping[str, Any], *, unless_there: bool = False) -> int:
         """Insert a row and return its number. `unless_there`: a row of the same primary key stays."""
-        adding = insert(_table(table, values)).values(values)
+        adding = insert(_table(table, _columns(values))).values(values)
         adding = adding.on_conflict_do_nothing() if unless_there else adding
         return self._connection.execute(adding).lastrowid
 
     def update(self, table: str, values: Mapping[str, Any], **where: Any) -> None:
         """Update the rows that have these values."""
         same = {f"same_{name}": value for name, value in where.items()}
-        self._connection.execute(_update(table, _types(values), tuple(where)), {**same, **values})
+        self._connection.execute(_update(table, tuple(where), _columns(values)), {**same, **values})
 
     def delete(self, table: str, **where: Any) -> int:
         """Delete the rows that have these values; return how many there were."""
-        return self._connection.execute(sa.delete(_table(table, where)).filter_by(**where)).rowcount
+        return self._connection.execute(sa.delete(_table(table, _columns(where))).filter_by(**where)).rowcount
 
 
-def _types(values: Mapping[str, Any]) -> tuple[tuple[str, type[sa.JSON] | None], ...]:
+def _columns(values: Mapping[str, Any]) -> _Columns:
     return tuple(
         (name, sa.JSON if isinstance(value, list | Mapping) else None) for name, value in values.items()
     )
 
 
-def _table(name: str, values: Mapping[str, Any]) -> sa.TableClause:
+def _table(name: str, columns: _Columns) -> sa.TableClause:
     """Return a table as one statement needs it; `schema/` creates the tables."""
-    return sa.table(name, *(sa.column(*typed) for typed in _types(values)))
+    return sa.table(name, *(sa.column(*typed) for typed in columns))
 
 
 @cache
-def _update(
-    table: str, values: tuple[tuple[str, type[sa.JSON] | None], ...], where: tuple[str, ...]
-) -> sa.Update:
+def _update(table: str, where: tuple[str, ...], columns: _Columns) -> sa.Update:
     """Return the statement of an update; to build it takes longer than to run it, and each window has one."""
-    known = sa.table(table, *map(sa.column, where), *(sa.column(*typed) for typed in values))
+    known = _table(table, (*((name, None) for name in where), *columns))
     # The values are the parameters named as columns.
     return sa.update(known).where(*(known.c[name] == sa.bindparam(f"same_{name}") for name in where))

@@ -25,6 +25,7 @@ from rekey.protocol.journal import IntentAge, Journal
 from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key
 from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.opening import Prepared, is_ours, name_taken, open_migration, secrets_refused
+from rekey.protocol.references import referring_controls
 from rekey.protocol.registry import (
     ClientRow,
     Registry,
@@ -541,7 +542,10 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
             if migration.inverse is None:
                 cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
                 due = any(cohort.is_due(now) for cohort in cohorts)
-                needed_by = await _looking_up(restricted, sources.scripts, declared) if due else ()
+                scripts = sources.scripts.values() if due else ()
+                referring = await referring_controls(restricted, scripts, script_id)
+                # `rekey expire` refuses as long as one of them is under way.
+                needed_by = tuple(other for other, control in referring.items() if control.is_followed)
                 store = replace(store, cohorts=cohorts, needed_by=needed_by)
             if control is None or control.phase is not ControlPhase.RETIRED:
                 refused = await secrets_refused(open_migration(prepared, sources.accounts), control)
@@ -550,19 +554,6 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
         # A fact, not an error: the state file is read in any case.
         store = replace(store, unreachable=f"the restricted store could not be asked: {error.what}")
     return now, store
-
-
-async def _looking_up(
-    restricted: TableService, scripts: Mapping[str, Declared], declared: Declared
-) -> tuple[str, ...]:
-    """Return the migrations under way that look old keys up in a mapping: `rekey expire` refuses it."""
-    needing = []
-    for script_id, other in scripts.items():
-        if declared.script_id in other.migration.looked_up_in:
-            control = await ControlStore(restricted, script_id, other.migration.group).read()
-            if control is not None and control.is_followed:
-                needing.append(script_id)
-    return tuple(needing)
 
 
 def stands_on(

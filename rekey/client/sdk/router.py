@@ -189,6 +189,7 @@ def _require_apart(followed: Sequence[ClientOptions]) -> None:
             f'no migration of {table} has capture "dual-write", so there is nothing to follow',
             hint="use the SDK's own TableClient",
         )
+    spaces: dict[str, KeySpace] = {}
     for options in followed:
         script_id = options.declared.script_id
         if options.view is not view:
@@ -203,13 +204,12 @@ def _require_apart(followed: Sequence[ClientOptions]) -> None:
                 f"{script_id} {does} all of {table}, so no other migration has rows there",
                 hint=f"name one migration, or those whose scripts say {says}",
             )
-    for first, second in combinations(followed, 2):
-        ids = first.declared.script_id, second.declared.script_id
-        spaces = first.key_space, second.key_space
-        if ids[0] == ids[1]:
-            raise ConfigurationError(f"{ids[0]} is named twice", hint="name each script once")
-        if None not in spaces and not spaces[0].is_apart_from(spaces[1]):  # type: ignore[union-attr,arg-type]
+        if script_id in spaces:
+            raise ConfigurationError(f"{script_id} is named twice", hint="name each script once")
+        spaces[script_id] = options.key_space
+    for first, second in combinations(spaces, 2):
+        if not spaces[first].is_apart_from(spaces[second]):
             raise ConfigurationError(
-                f"{ids[0]} and {ids[1]} may {'migrate' if view is View.OLD else 'fill'} the same rows",
+                f"{first} and {second} may {'migrate' if view is View.OLD else 'fill'} the same rows",
                 hint="give the client the scripts that `rekey apply` uses, unchanged",
             )
