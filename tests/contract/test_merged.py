@@ -3,8 +3,8 @@ memory and on Azurite alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from json import dumps
 from typing import Literal
 
@@ -13,7 +13,6 @@ import pytest
 from rekey.client.lease import ClientLease
 from rekey.client.sdk import router as router_module
 from rekey.client.sdk.calls import Read
-from rekey.client.sdk.filters import keys_asked
 from rekey.client.sdk.router import Carrier, PartRouter
 from rekey.client.send import send_alone
 from rekey.errors import Ambiguous, RowExists, WritesRefused
@@ -23,6 +22,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
+from tests.worlds.carriers import closed_after, reads, refused
 from tests.worlds.dual_write import delete, insert, merge, replace, upsert
 from tests.worlds.merged_tables import ALL, DE, FR, FREE, Merged, merging, order
 
@@ -43,29 +43,8 @@ async def by_rows(service: TableService, table_name: Callable[[str], str]) -> Me
     return await Merged.create(service, table_name, by_rows=True)
 
 
-@asynccontextmanager
-async def following(merged: Merged, *regions: str, table: str = "") -> AsyncIterator[Carrier]:
-    carrier = merged.carrier(*(regions or (DE, FR)), table=table)
-    try:
-        yield carrier
-    finally:
-        await carrier.close()
-
-
-async def refused(carrier: Carrier, *operations: Operation) -> str:
-    with pytest.raises(WritesRefused) as caught:
-        await carrier.write(operations)
-    assert caught.value.hint
-    return caught.value.code
-
-
-async def reads(carrier: Carrier, key: EntityKey | None = None, condition: str = "") -> str:
-    """Return "" when a read may be done, otherwise the code of its refusal."""
-    try:
-        async with carrier.reading(key, keys_asked(condition)):
-            return ""
-    except WritesRefused as refused:
-        return refused.code
+def following(merged: Merged, *regions: str, table: str = "") -> AbstractAsyncContextManager[Carrier]:
+    return closed_after(merged.carrier(*(regions or (DE, FR)), table=table))
 
 
 async def announced(merged: Merged) -> list[Row]:

@@ -3,8 +3,8 @@ and on Azurite alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -14,7 +14,6 @@ from rekey.client.lease import ClientLease, Permit
 from rekey.client.sdk import core as core_module
 from rekey.client.sdk import router as router_module
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.filters import keys_asked
 from rekey.client.sdk.router import Carrier
 from rekey.client.send import send_alone
 from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
@@ -24,6 +23,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
+from tests.worlds.carriers import closed_after, reads, refused
 from tests.worlds.dual_write import insert, merge, replace, upsert
 from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, part, row
 
@@ -38,29 +38,8 @@ async def parts(service: TableService, table_name: Callable[[str], str]) -> Part
     return await Parts.create(service, table_name)
 
 
-@asynccontextmanager
-async def following(parts: Parts, *tenants: str) -> AsyncIterator[Carrier]:
-    carrier = parts.carrier(*(tenants or (NORTH, SOUTH)))
-    try:
-        yield carrier
-    finally:
-        await carrier.close()
-
-
-async def refused(carrier: Carrier, *operations: Operation) -> str:
-    with pytest.raises(WritesRefused) as caught:
-        await carrier.write(operations)
-    assert caught.value.hint
-    return caught.value.code
-
-
-async def reads(carrier: Carrier, key: EntityKey | None = None, condition: str = "") -> str:
-    """Return "" when a read may be done, otherwise the code of its refusal."""
-    try:
-        async with carrier.reading(key, keys_asked(condition)):
-            return ""
-    except WritesRefused as refused:
-        return refused.code
+def following(parts: Parts, *tenants: str) -> AbstractAsyncContextManager[Carrier]:
+    return closed_after(parts.carrier(*(tenants or (NORTH, SOUTH))))
 
 
 @pytest.mark.parametrize("north", [(), (SOURCE,), (DUAL,), TO_CUTOVER], ids=lambda phases: str(len(phases)))

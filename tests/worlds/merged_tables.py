@@ -16,7 +16,8 @@ from rekey.phases import ControlPhase
 from rekey.protocol.opening import Prepared
 from rekey.tables.base import Accounts, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
-from tests.worlds.parts_of_a_table import QUICK, _no_key, _Shared
+from tests.worlds.carriers import LeftOpen, no_wrapping_key
+from tests.worlds.parts_of_a_table import QUICK
 
 DE, FR, FREE = "DE", "FR", "US"
 """How new PartitionKeys begin: of the first migration's rows, of the second one's, and of neither's."""
@@ -129,14 +130,14 @@ class Merged:
         return carrier_of(
             [
                 ClientOptions(
-                    Prepared(more.get(region, self.begun[region].declared), {}.__getitem__, _no_key),
+                    Prepared(more.get(region, self.begun[region].declared), {}.__getitem__, no_wrapping_key),
                     table or self.target,
                     settings=settings,
                     shadow_reads=shadow_reads,
                 )
                 for region in regions
             ],
-            lambda _options: Accounts(_Shared(self.service), _Shared(self.restricted)),
+            lambda _options: Accounts(LeftOpen(self.service), LeftOpen(self.restricted)),
         )
 
     def new(self, region: str, customer: str = "c1", number: str = "1", value: int = 1) -> Row:

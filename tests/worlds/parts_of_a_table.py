@@ -17,6 +17,7 @@ from rekey.protocol.opening import Prepared
 from rekey.protocol.rules import View
 from rekey.tables.base import Accounts, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
+from tests.worlds.carriers import LeftOpen, no_wrapping_key
 
 QUICK = LeaseSettings(poll_s=0.2, lease_s=10.0, longest_operation_s=8.0, freeze_wait_s=1.0)
 NORTH, SOUTH, FREE = "north", "south", "west"
@@ -98,7 +99,7 @@ class Parts:
         return carrier_of(
             [
                 ClientOptions(
-                    Prepared(more.get(tenant, self.begun[tenant].declared), {}.__getitem__, _no_key),
+                    Prepared(more.get(tenant, self.begun[tenant].declared), {}.__getitem__, no_wrapping_key),
                     self.source,
                     View.OLD,
                     settings=settings,
@@ -106,7 +107,7 @@ class Parts:
                 )
                 for tenant in tenants
             ],
-            lambda _options: Accounts(_Shared(self.service), _Shared(self.restricted)),
+            lambda _options: Accounts(LeftOpen(self.service), LeftOpen(self.restricted)),
         )
 
     async def rows(self, table: str) -> dict[EntityKey, int]:
@@ -124,22 +125,5 @@ class Parts:
         return held
 
 
-class _Shared:
-    """An account that its clients leave open."""
-
-    def __init__(self, service: TableService) -> None:
-        self._service = service
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._service, name)
-
-    async def close(self) -> None:
-        return
-
-
 def row(tenant: str, key: str = "1", value: int = 1) -> Row:
     return {"PartitionKey": tenant, "RowKey": key, "Value": value}
-
-
-def _no_key() -> None:
-    raise AssertionError("these mappings are in the clear")
