@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
+from functools import partial
 
 from rekey.client.authority import Authority, index_places
 from rekey.client.reservations import RELEASES
@@ -69,6 +70,7 @@ class TargetAuthority(Authority):
         owner = draft.mapping.owner
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
+        keeps_key = partial(self._keeps_key, draft)
         if owner != old_key and not self.passes_on(draft):
             if named == old_key:
                 draft.needs_propagate = True  # the key is just passing on to this old key
@@ -81,16 +83,15 @@ class TargetAuthority(Authority):
                     row_id=self.replicas.target_id(target.key),
                 )
             elif not shared:
-                await self.mapping.claim_main(old_key, target, self._keeps_key)
+                await self.mapping.claim_main(old_key, target, keeps_key)
         listed = self._reserve if self.mapper.content_derived and creates else self._list
-        reserves = [self.reservations.reserve(draft, target, self._keeps_key)] if shared else []
+        reserves = [self.reservations.reserve(draft, target, keeps_key)] if shared else []
         try:
             await side_by_side([*reserves, listed(draft, target)])
         except Collision:
-            row = await self.table.get(target.key)
-            if row is None or self.reverse.named_by(row) != old_key:
+            if not draft.mapping.outdated and not self._is_row_of(draft, await self.table.get(target.key)):
                 raise
-            # Another write has made the same row meanwhile, and the claim is still passing on to it.
+            # Another write has created the same row meanwhile, and the claim is still passing on to it.
             draft.mapping.outdated = True
 
     async def is_new(self, draft: Draft, target: TargetKey) -> bool:
@@ -394,13 +395,20 @@ class TargetAuthority(Authority):
         # have taken the target key and written this row.
         return owner if before is None or named in (None, owner) else await self.reverse.holder(before)
 
-    async def _keeps_key(self, source_key: EntityKey, target: TargetKey) -> bool:
+    async def _keeps_key(self, draft: Draft, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it, because its row exists. If not, propagate the
         owner first, which removes its source row."""
-        if await self.table.get(target.key) is not None:
-            return True
-        await self.reverse.propagate(source_key, announced=False)
-        return False
+        row = await self.table.get(target.key)
+        if row is None:
+            await self.reverse.propagate(source_key, announced=False)
+        elif self._is_row_of(draft, row):
+            # Not the owner's row but ours, which another write has created since the claim was read. Noted
+            # here: it may be deleted before it is read again.
+            draft.mapping.outdated = True
+        return row is not None
+
+    def _is_row_of(self, draft: Draft, row: Row | None) -> bool:
+        return row is not None and self.reverse.named_by(row) == draft.old_key
 
 
 def _unread() -> Unavailable:

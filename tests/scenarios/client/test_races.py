@@ -153,6 +153,23 @@ async def test_two_creators_of_a_row_do_not_collide(verb: str, phase: ControlPha
             assert len(taken.world.service.dump("Users")) == 1
 
 
+@pytest.mark.parametrize("view", View)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_create_is_no_collision_with_a_twin_that_is_deleted_again(
+    phase: ControlPhase, view: View
+) -> None:
+    """The key's former row is gone, and its claim was read before the twin. No other row has the key at any
+    moment."""
+    for other_view, lives in itertools.product(View, range(1, 4)):
+        for number in itertools.count():
+            taken = Taken(phase, upsert, view, other_view, is_gone=True, knows=False, old_key=OTHER)
+            if not await taken.between(number, number + lives):
+                assert number > 5
+                break
+            await taken.world.assert_quiet()
+            assert set(taken.answers) <= {"done", "RowExists"}, (other_view, number, lives, taken.answers)
+
+
 @pytest.mark.parametrize("table", ["GuestsV2", "GuestsBySeat"])
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 @pytest.mark.parametrize("create", [insert, upsert])
@@ -280,8 +297,13 @@ class Taken:
     world: DualWorld = field(init=False)
     answers: list[str] = field(default_factory=list)
 
-    async def between(self, number: int) -> bool:
-        """Do the write, and the other one before its call of this number; tell whether it made that one."""
+    async def between(self, number: int, end: int | None = None) -> bool:
+        """Do the write, and the other one before its call of this number; tell whether it made that one.
+
+        Args:
+            number: counted from 0.
+            end: before which call the other one's row is deleted again; None: not at all.
+        """
         former = self.row(FORMER, "former")
         self.world = await memory_world(BY_HANDLE, MemoryTableService()).prepare([former])
         self.world.permits.move(self.phase)
@@ -293,16 +315,26 @@ class Taken:
             await other.write([delete(key_of(self.in_view(former, self.other_view)))])
             await other.settle()
         calls = itertools.count()
+        theirs = self.in_view(self.row(OTHER, "theirs"), self.other_view)
 
         async def gate(_call: Call) -> None:
-            if next(calls) == number:
-                self.world.service.gate = open_gate
-                if not self.is_gone:
-                    await other.write([delete(key_of(self.in_view(former, self.other_view)))])
-                await self.write(other, insert(self.in_view(self.row(OTHER, "theirs"), self.other_view)))
+            if (call := next(calls)) not in (number, end):
+                return
+            self.world.service.gate = open_gate
+            if call == end:
+                await self.write(other, delete(key_of(theirs)))
+                return
+            if not self.is_gone:
+                await other.write([delete(key_of(self.in_view(former, self.other_view)))])
+            await self.write(other, insert(theirs))
+            if end is not None:
+                await other.settle()
+                self.world.service.gate = gate
 
         self.world.service.gate = gate
         await self.write(writer, self.operation_of(self.in_view(self.row(self.old_key, "mine"), self.view)))
+        if end is not None:
+            await writer.settle()
         self.world.service.gate = open_gate
         return len(self.answers) > 1
 
