@@ -125,16 +125,10 @@ async def map_window(propagator: Propagator, source_rows: Sequence[Row], window:
 
 def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
     """Yield the inserts of a window's mapping rows, without unsettled source keys."""
-    insert = Verb.INSERT
-    for source_key, targets in window.expected.items():
-        if source_key in window.unsettled:
-            continue
-        yield Write(insert, rows.forward_row(source_key, targets), source=source_key, window=window)
-        for target in targets:
-            if target.table == 0:
-                yield Write(
-                    insert, rows.reverse_row(source_key, target.key), source=source_key, window=window
-                )
+    copied = [item for item in window.expected.items() if item[0] not in window.unsettled]
+    for first in range(0, len(copied), TURN_ROWS):
+        for source_key, row in rows.rows_of(copied[first : first + TURN_ROWS]):
+            yield Write(Verb.INSERT, row, source=source_key, window=window)
 
 
 def target_writes(window: CopyWindow, tables: Collection[int]) -> Iterator[Write]:

@@ -9,14 +9,14 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.core.crockford import ALPHABET
+from rekey.core.crockford import ALPHABET, encode_ids
 from rekey.core.safe_ids import SHORT_CHARACTERS, SafeIds
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import Erased, RowRefused
@@ -128,10 +128,7 @@ class MappingRows:
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return the key of a source key's forward row in the mapping table."""
-        # A keyed digest: any old key fits, of any length and characters, and rows spread evenly over the 32
-        # partitions, one for each first character.
-        digest = self.ids.long(self.source, source_key)
-        return _make(EntityKey, (f"{self.script_id}.f.{digest[0]}", digest))
+        return self._key("f", self.ids.long(self.source, source_key))
 
     def reverse_key(self, target_key: EntityKey, table: int = 0) -> EntityKey:
         """Return the key of a target key's reverse row in the mapping table. `table`: its table's number.
@@ -140,16 +137,17 @@ class MappingRows:
         the main row, has one only if a client created the row, and another source key might have the same
         (`Mapper.shared`).
         """
-        digest = self.ids.long(self.tables[table], target_key)
-        return _make(EntityKey, (f"{self.script_id}.{'i' if table else 'r'}.{digest[0]}", digest))
+        return self._key("i" if table else "r", self.ids.long(self.tables[table], target_key))
 
-    def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
+    def _key(self, direction: str, digest: str) -> EntityKey:
+        # A keyed digest: any key fits, of any length and characters, and rows spread evenly over the 32
+        # partitions, one for each first character.
+        return _make(EntityKey, (f"{self.script_id}.{direction}.{digest[0]}", digest))
+
+    def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> bytes:
         """Return target keys as the JSON text of a forward row. Raises RowRefused: one row fans out to more
         keys than fit."""
-        ordered = sorted(targets)
-        # In ASCII a character is one UTF-16 unit, wherever the text is cut.
-        is_ascii = all(target.partition.isascii() and target.row.isascii() for target in ordered)
-        text = _ascii_json([tuple(target) for target in ordered], is_ascii)
+        text = _json([tuple(target) for target in sorted(targets)])
         if len(text) > _CHUNK * _MAX_CHUNKS:
             raise RowRefused(
                 "row-too-large",
@@ -160,20 +158,31 @@ class MappingRows:
             )
         return text
 
+    def rows_of(
+        self, copied: Sequence[tuple[EntityKey, Collection[TargetKey]]]
+    ) -> Iterator[tuple[EntityKey, Row]]:
+        """Yield the mapping rows of source rows that were copied, each with its source key: the same as
+        `forward_row` and `reverse_row`, in less time, and fastest for about fifty source rows
+        (`encode_ids`). Raises RowRefused as `require_fits`."""
+        mains = [[target.key for target in targets if target.table == 0] for _, targets in copied]
+        raw, source, main = self.ids.raw, self.source, self.tables[0]
+        digests: list[bytes] = []
+        for (source_key, _), target_keys in zip(copied, mains, strict=True):
+            digests += (raw(source, source_key), *[raw(main, target_key) for target_key in target_keys])
+        ids = iter(encode_ids(digests))
+        for (source_key, targets), target_keys in zip(copied, mains, strict=True):
+            text = _json(tuple(source_key))
+            yield source_key, self._forward_row(self._key("f", next(ids)), source_key, text, targets)
+            for target_key in target_keys:
+                yield source_key, self._reverse_row(self._key("r", next(ids)), source_key, text, target_key)
+
     def forward_row(
         self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
     ) -> Row:
         """Return the forward row. Raises RowRefused as `require_fits`."""
-        text = self.require_fits(source_key, targets)
-        key = self.forward_key(source_key)
-        content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
-        if self.sealer is not None:
-            plain = f"[{_text(source_key)},{text}{_sealed(reserved)}]".encode("ascii")
-            return content | self.sealer.seal(FORWARD, MAPPING_TABLE, key, plain, lane=key.row[0])
-        content["OldPartitionKey"], content["OldRowKey"] = source_key
-        chunks = range(0, len(text), _CHUNK)
-        content.update((f"Targets{number}", text[at : at + _CHUNK]) for number, at in enumerate(chunks))
-        return content if reserved is None else content | _plain(reserved)
+        return self._forward_row(
+            self.forward_key(source_key), source_key, _json(tuple(source_key)), targets, reserved
+        )
 
     def reverse_row(
         self,
@@ -184,13 +193,53 @@ class MappingRows:
     ) -> Row:
         """Return the reverse row of a target key. `table`: the number of its table."""
         key = self.reverse_key(target_key, table)
-        content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
+        return self._reverse_row(key, source_key, _json(tuple(source_key)), target_key, reserved)
+
+    def _forward_row(
+        self,
+        key: EntityKey,
+        source_key: EntityKey,
+        source_text: bytes,
+        targets: Iterable[TargetKey],
+        reserved: Reservation | None = None,
+    ) -> Row:
+        targets_text = self.require_fits(source_key, targets)
         if self.sealer is not None:
-            plain = f"[{_text(source_key)},{_text(target_key)}{_sealed(reserved)}]".encode("ascii")
-            return content | self.sealer.seal(REVERSE, MAPPING_TABLE, key, plain, lane=key.row[0])
+            return self._sealed_row(self.sealer, FORWARD, key, [source_text, targets_text], reserved)
+        text = targets_text.decode("ascii")
+        chunks = enumerate(range(0, len(text), _CHUNK))
+        listed = {f"Targets{number}": text[at : at + _CHUNK] for number, at in chunks}
+        return self._clear_row(key, source_key, listed, reserved)
+
+    def _reverse_row(
+        self,
+        key: EntityKey,
+        source_key: EntityKey,
+        source_text: bytes,
+        target_key: EntityKey,
+        reserved: Reservation | None = None,
+    ) -> Row:
+        if self.sealer is not None:
+            return self._sealed_row(
+                self.sealer, REVERSE, key, [source_text, _json(tuple(target_key))], reserved
+            )
+        named = {"NewPartitionKey": target_key.partition, "NewRowKey": target_key.row}
+        return self._clear_row(key, source_key, named, reserved)
+
+    def _sealed_row(
+        self, sealer: Sealer, purpose: str, key: EntityKey, parts: list[bytes], reserved: Reservation | None
+    ) -> Row:
+        if reserved is not None:
+            parts.append(_json([list(reserved.key), sorted(reserved.writers), reserved.seconds]))
+        plain = b"[%b]" % b",".join(parts)
+        sealed = sealer.seal(purpose, MAPPING_TABLE, key, plain, lane=key.row[0])
+        return {PARTITION_KEY: key.partition, ROW_KEY: key.row, **sealed}
+
+    @staticmethod
+    def _clear_row(key: EntityKey, source_key: EntityKey, named: Row, reserved: Reservation | None) -> Row:
+        content = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
         content["OldPartitionKey"], content["OldRowKey"] = source_key
-        content["NewPartitionKey"], content["NewRowKey"] = target_key
-        return content if reserved is None else content | _plain(reserved)
+        return content | named | ({} if reserved is None else _plain(reserved))
 
     @property
     def passed_partition(self) -> str:
@@ -275,12 +324,6 @@ class MappingRows:
         return EntityKey(*opened[0]), _target_keys(opened[1]) if is_forward else frozenset(), reserved
 
 
-def _sealed(reserved: Reservation | None) -> str:
-    if reserved is None:
-        return ""
-    return "," + json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
-
-
 def _plain(reserved: Reservation) -> Row:
     return {
         "ReservedPartition": reserved.key.partition,
@@ -290,12 +333,13 @@ def _plain(reserved: Reservation) -> Row:
     }
 
 
-def _text(key: EntityKey) -> str:
-    return _ascii_json(list(key), key.partition.isascii() and key.row.isascii())
-
-
-def _ascii_json(value: list[Any], is_ascii: bool) -> str:
-    return orjson.dumps(value).decode("ascii") if is_ascii else json.dumps(value, separators=(",", ":"))
+def _json(value: Any) -> bytes:
+    """Return compact JSON in ASCII: there a character is one UTF-16 unit, wherever the text is cut."""
+    try:
+        text = orjson.dumps(value)
+    except TypeError:  # a lone surrogate
+        text = b""
+    return text if text and text.isascii() else json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def _target_keys(listed: Iterable[Iterable[Any]]) -> frozenset[TargetKey]:

@@ -39,6 +39,20 @@ def test_a_reverse_row_gives_back_its_owner(source: EntityKey, target: EntityKey
     assert (row["NewPartitionKey"], row["NewRowKey"]) == target
 
 
+@given(st.dictionaries(keys, st.frozensets(target_keys, max_size=3), max_size=4))
+def test_rows_of_copied_rows_are_those_that_each_would_have(
+    copied: dict[EntityKey, frozenset[TargetKey]],
+) -> None:
+    assert list(ROWS.rows_of([*copied.items()])) == [
+        (source, row)
+        for source, targets in copied.items()
+        for row in [
+            ROWS.forward_row(source, targets),
+            *(ROWS.reverse_row(source, target.key) for target in targets if target.table == 0),
+        ]
+    ]
+
+
 @given(keys)
 def test_row_keys_of_the_mapping_are_digests_whatever_the_old_key_is(source: EntityKey) -> None:
     partition, row = ROWS.forward_key(source)
