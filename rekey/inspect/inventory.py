@@ -20,6 +20,8 @@ from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 # Rows of a full read after which the table's size is estimated, and the number of probes for that.
 GUESS_ROWS, GUESS_PROBES = 100_000, 15
+# Most requests of a sample for the rows of its largest partition: 20,000 rows, ten seconds of its target.
+LARGEST_PAGES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
     probes, most = size.probes, left()
     sizer = Sizer(read, probes if most is None else min(probes, most), more)
     likely = reading.rows + round(await sizer.rows_after(page, reading.rows))
+    await reading.read_largest(left())
     return reading.inventory(max(likely, reading.rows), exact=False, settled=sizer.settled, error=sizer.error)
 
 
@@ -182,6 +185,7 @@ class _Reading:
         self._table = table
         self._take = take
         self._runs = PartitionRuns(gaps=gaps)
+        self._largest = 0
         self._digest = blake2b(digest_size=20)
         # The stretches that were read: their last keys, and the keys after which they begin.
         self._read_upto: list[Units] = []
@@ -242,6 +246,23 @@ class _Reading:
         self.requests += sent
         return Stretch(keys, ended, 1 if most is None else sent)
 
+    async def read_largest(self, most: int | None) -> None:
+        """Count the rows of the partition of which most were read, as far as `LARGEST_PAGES` and `most`
+        requests go. They are not passed on: a sample has its rows from everywhere."""
+        self._runs.cut("")
+        largest = next(iter(self._runs.largest), None)
+        pages = LARGEST_PAGES if most is None else min(LARGEST_PAGES, most)
+        if largest is None or largest.whole or pages <= 0:
+            return
+        scan = self._table.scan(KeyRange.of_rows(largest.partition))
+        async with aclosing(scan) as read:  # type: ignore[type-var]  # as above
+            async for page in read:
+                self.requests += 1
+                self._largest += len(page.rows)
+                pages -= 1
+                if not pages:
+                    break
+
     def _mark(self, after: Units, upto: Units) -> None:
         """Record that all rows after `after` up to and including `upto` were read."""
         first = bisect_left(self._read_upto, after)
@@ -262,7 +283,7 @@ class _Reading:
             stored_bytes=0,
             pages=self.pages,
             partitions=self._runs.met,
-            largest_partition=self._runs.longest,
+            largest_partition=max(self._largest, self._runs.longest),
             digest=self._digest.hexdigest() if exact else None,
             requests=self.requests,
             head_rows=self.head_rows,

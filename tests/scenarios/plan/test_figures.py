@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -164,6 +165,26 @@ async def test_rows_of_kinds_are_those_of_the_table_or_estimates_that_say_so(
     assert [rows for _, rows, _ in migration.kinds] == texts
     for shown in (plan_text(plan), html.unescape(plan_page(plan))):
         assert [text in shown for text in texts] == [True, True, True]
+
+
+async def test_a_sample_counts_the_rows_of_the_largest_partition_that_it_met(
+    memory: MemoryTableService,
+) -> None:
+    """It read some pages of that partition. What is counted is no part of the sample, and has an end."""
+    await fill(memory, "Weather", [row for row in readings(3_000) if row["PartitionKey"] == "oslo"])
+    size = SampleSize(head_rows=1_000, probes=2)
+    _, sampled = await planned(memory, sample=size)
+    with mock.patch("rekey.inspect.inventory.LARGEST_PAGES", 0):
+        _, before = await planned(memory, sample=size)
+    largest, read, pages, sent = (
+        [getattr(plan.inventory, name) for plan in (sampled, before)]
+        for name in ("largest_partition", "rows", "pages", "requests")
+    )
+    assert (largest[0], read[0], pages[0], sent[0]) == (9_000, read[1], pages[1], sent[1] + 9)
+    assert largest[1] < 9_000
+    with mock.patch("rekey.inspect.inventory.LARGEST_PAGES", 7):
+        _, bounded = await planned(memory, sample=size)
+    assert bounded.inventory is not None and bounded.inventory.largest_partition == 7_000
 
 
 async def test_a_sampled_plan_weights_what_it_read_and_says_so(memory: MemoryTableService) -> None:
