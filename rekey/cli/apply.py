@@ -36,6 +36,8 @@ from rekey.status.groups import groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import next_lines
 
+# Counters keep the names that earlier versions stored.
+_WORDS = {"rows_brought": "rows repaired"}
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
 
 
@@ -68,7 +70,8 @@ class _Result:
         took = ""
         if run.finished_at is not None:
             took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
-        counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
+        words = {name: _WORDS.get(name, name.replace("_", " ")) for name in run.counters}
+        counters = ", ".join(f"{words[name]} {count:,}" for name, count in run.counters.items())
         outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
         line = f"  {self.declared.migration.shown(run.phase):<{LABEL}}{took:>7}  {outcome}".rstrip()
         shell.say("\n".join([*([] if self.runs and not titled else self._title()), line]))

@@ -111,7 +111,7 @@ def _findings(findings: Findings) -> list[str]:
     parts = [f"differences: {findings.stable:,}" + (f", {kinds}" if kinds else "")]
     parts[0] += f" ({findings.transient:,} resolved on recheck)"
     if findings.propagated:
-        parts.append(f"brought up to date: {findings.propagated:,}")
+        parts.append(f"repaired: {findings.propagated:,}")
     if findings.pending:
         parts.append(f"pending until the next pass: {findings.pending:,}")
     if findings.unsettled:
