@@ -13,7 +13,7 @@ Things to notice:
 * Both keys are made of the property `Published`, a DateTime. A post without it is refused, since it has no
   month: `rekey plan` counts such posts. Changing `Published` moves the row; rekey follows.
 * An expression is a value: `NEWEST_FIRST` is written once and used in four tables.
-* `props.copy` of both old keys makes the way back possible.
+* `props.copy` of both old keys makes rollback possible.
 * `each=keys.split("Tags", ",", default="")` gives one index row for each tag: blanks and repeats are left
   out, and `default=""` says that a post without Tags has no tag rows. Without it, such a post would be
   refused.

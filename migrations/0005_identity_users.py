@@ -12,7 +12,7 @@ Things to notice:
 
 * `kinds=[…]`: a row is of the first kind whose `when` it meets. A row that no kind takes stops the plan, with
   its row id: no row is left behind unseen.
-* Which kind a row of the new table is must be provable from the row alone, for the way back and for writes in
+* Which kind a row of the new table is must be provable from the row alone, for rollback and for writes in
   the new table. Here the keys begin with constant text: `E_` in PartitionKeys; `U_`, `C_`, `L_` and `R_` in
   RowKeys, for `keys.keep()` too, because `when` names that text. `rekey plan` refuses a script in which rows
   of two kinds could be taken for each other.

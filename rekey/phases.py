@@ -32,7 +32,7 @@ class ControlPhase(StrEnum):
     RETIRED = "retired"
 
 
-# One step per epoch: two clients may be one epoch apart, never two. From COMPLETE there is no rollback,
+# One step per epoch: two clients may be one epoch apart, never two. From COMPLETE rollback is not possible,
 # because the source is no longer written.
 MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.SOURCE: frozenset({ControlPhase.DUAL_WRITE}),

@@ -1,6 +1,6 @@
 """Draw docs/pictures/phases.svg from the table in `rekey/phases.py`: `make pictures`.
 
-Order, gates, control row and way back come from that table; only the words in the boxes stand here. A test
+Order, gates, control row and rollback come from that table; only the words in the boxes stand here. A test
 compares the committed picture with what this draws.
 """
 
@@ -20,8 +20,8 @@ DOES: dict[Phase, tuple[str, ...]] = {
     Phase.DUAL_WRITE: ("clients follow, or", "a watermark is set"),
     Phase.BACKFILL: ("copies every row,", "sweeps deletes"),
     Phase.RECONCILE: ("catches up,", "compares every row"),
-    Phase.CUTOVER: ("freeze, last look,", "authority moves"),
-    Phase.COMPLETE: ("ends the way back,", "retention begins"),
+    Phase.CUTOVER: ("freeze, last check,", "authority moves"),
+    Phase.COMPLETE: ("ends rollback,", "retention begins"),
     Phase.RETIRE: ("deletes the source", "table"),
 }
 COMMANDS: dict[Phase, tuple[str, ...]] = {
@@ -116,7 +116,7 @@ def phases() -> Iterator[str]:
 
 
 def bands() -> Iterator[str]:
-    """Yield the control row with its passages, the authority, and the way back."""
+    """Yield the control row with its passages, the authority, and rollback."""
     y = BOTTOM + 34
     yield text(LEFT, y - 8, "control row, which the clients follow", style="small", anchor="start")
     for name, start, end in spans():
@@ -131,9 +131,9 @@ def bands() -> Iterator[str]:
     start, end = left_of(back[0]), left_of(back[-1]) + BOX
     y += BAND + 32
     yield f'<path d="M{end - 20} {y} v8 H{start + 20} v-6" class="back" marker-end="url(#backward)"/>'
-    words = "rekey rollback: back from any of these phases; what was written since comes along"
+    words = "rekey rollback: back from any of these phases; what was written since is copied back"
     yield text((start + end) / 2, y + 26, words, style="small")
-    yield text((end + WIDTH - LEFT) / 2 + GAP / 2, y + 26, "no way back", style="small")
+    yield text((end + WIDTH - LEFT) / 2 + GAP / 2, y + 26, "no rollback", style="small")
 
 
 def draw() -> str:

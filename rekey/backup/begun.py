@@ -68,7 +68,7 @@ def _is_home(recorded: str, endpoint: str) -> bool:
 
 
 def require_ended(controls: Iterable[ControlRow], table: str, endpoint: str) -> None:
-    """Refuse a table that is the source or a target of a migration under way: of rows written past its
+    """Refuse a table that is the source or a target of a migration in progress: of rows written past its
     clients the other side learns late, or never. Arguments as of `names_in`. Raises Refused."""
     for control in controls:
         names = names_in(control, table, endpoint)

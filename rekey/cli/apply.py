@@ -109,7 +109,7 @@ def _stop(stop_s: float | None, more: str = "") -> list[str]:
     """Return the estimated write downtime as a line; none where it is not known."""
     if stop_s is None:
         return []
-    text = f"the application's writers would have to stop for about {duration(stop_s)}"
+    text = f"estimated write downtime: about {duration(stop_s)}"
     return wrapped(text + more, first="  ")
 
 

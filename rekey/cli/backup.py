@@ -42,8 +42,8 @@ from rekey.verify.context import RowReads
 T = TypeVar("T")
 
 _UNSEEN = (
-    "NOT CHECKED {store} may not be read: whether a migration is under way for the table, and which rows were"
-    " erased, is not known"
+    "NOT CHECKED {store} may not be read: whether a migration is in progress for the table, and which rows"
+    " were erased, is not known"
 )
 IN_THE_CLEAR = "no: whoever can read the folder can read it, and nothing proves who wrote it"
 
@@ -180,7 +180,7 @@ async def _unerased(on: Work, export: Export, table: str) -> Unerased:
     """Return which rows of an export may be written to a table.
 
     Raises:
-        Refused: the table is the source or a target of a migration under way.
+        Refused: the table is the source or a target of a migration in progress.
         SealedUnreadable: a tombstone in the mapping is not by rekey.
         Moved, SecretMissing: rows were erased, and the wrapping key of the mapping is not there.
         CredentialRefused: the restricted store may not be read.

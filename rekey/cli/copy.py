@@ -54,7 +54,7 @@ from rekey.verify.render import full_lines
 from rekey.verify.report import exit_code
 
 _WRITTEN = "the source is being written: what is written after a row was compared is not copied"
-_UNSEEN = "NOT CHECKED {store}: whether a migration is under way for the target cannot be read there"
+_UNSEEN = "NOT CHECKED {store}: whether a migration is in progress for the target cannot be read there"
 _POLL_S = 1.0
 _CONFIG, _REPORT = "rekey.toml", "report.json"
 _ABOVE_COPY = "# Written by `rekey copy`, which sends nothing to [restricted]. [limits] may be added.\n"
@@ -259,7 +259,7 @@ async def _pairs(on: Work, source: Place, target: Place) -> list[Pair]:
 
 
 async def _refuse_migrating(on: Work, seen: _Seen, pairs: Iterable[Pair], places: Sequence[Place]) -> None:
-    """Refuse targets of which a migration is under way, as far as both accounts tell. Raises Refused."""
+    """Refuse targets of which a migration is in progress, as far as both accounts tell. Raises Refused."""
     stores = {CONTROL_TABLE: places[0]}
     if on.config.targets is not None:
         stores[CONTROL_TABLE + TARGET_ACCOUNT_SUFFIX] = places[1]

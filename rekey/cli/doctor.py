@@ -40,7 +40,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
 
     With --live the accounts are tried, in about two minutes and 1,600 requests: keys, scans, conditions,
     transactions, limits, Timestamps, lost answers, and a small migration of each capture with a kill and a
-    way back. Tables are made and removed, also after Ctrl-C; none of the application's is touched. The report
+    rollback. Tables are made and removed, also after Ctrl-C; none of the application's is touched. The report
     is signed and kept for evidence.
     """
     if live and read_only:

@@ -24,7 +24,7 @@ def handover(shell: Shell, script: str | None, yes: str | None) -> ExitCode:
 
     In capture "dual-write" clients maintain index tables and secondary rows after `complete`, too, until this
     says that the application does, in every instance. Asks for `complete` and for a clean and recent full
-    verification. There is no way back.
+    verification. Rollback is not possible.
     """
     project = open_project(shell)
     declared = project.the_one(

@@ -25,7 +25,7 @@ from rekey.status.history import Begun, begun
 def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """List the migrations that were begun, with phases and times.
 
-    Reads the state file only: also those whose script was renamed or deleted, and those that were taken back.
+    Reads the state file only: also those whose script was renamed or deleted, and those rolled back.
     """
     known = _begun(shell)
     chosen = [_named(known, name) for name in scripts] or known

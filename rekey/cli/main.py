@@ -181,7 +181,7 @@ moved; 4 the service, a credential or the machine failed; 130 interrupted, resum
     package_name=DISTRIBUTION, prog_name="rekey", message="%(prog)s %(version)s", help="Show the version."
 )
 def rekey() -> None:
-    """Change the keys of Azure tables: online, verified, and with a way back."""
+    """Change the keys of Azure tables: online, verified, and with rollback."""
 
 
 def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | None = None) -> int:

@@ -50,8 +50,8 @@ def rollback(
 
     After cutover, what has been written to the target is first copied back to the source and compared; then
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
-    for seconds. After `complete` there is no way back. Targets are dropped only if the source has a row for
-    each of theirs.
+    for seconds. After `complete` rollback is not possible. Targets are dropped only if the source has a row
+    for each of theirs.
     """
     if drop_targets and keep_targets:
         raise click.UsageError("--drop-targets and --keep-targets contradict each other")
@@ -78,7 +78,7 @@ def rollback(
             phases, status = undone.get(declared.script_id, []), status_of(session, declared)
             counters = session.taken_back.get((declared.script_id, Phase.CUTOVER), {})
             taken = ", ".join(map(declared.migration.shown, phases)) or "nothing: it was there already"
-            lines += wrapped(f"{declared.script_id}: taken back: {taken}", rest="  ")
+            lines += wrapped(f"{declared.script_id}: rolled back: {taken}", rest="  ")
             if Phase.CUTOVER in phases:
                 lines += labelled("rows", _rows_back(declared, counters))
             if Phase.PREPARE in phases:

@@ -164,14 +164,14 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
         return Refusal(
             CONTROL_GONE,
             f"the control row of {script_id} is gone: it is unknown which table is the authority",
-            f"see with `rekey status {script_id}` whether the migration was taken back: if so, restart this"
+            f"see with `rekey status {script_id}` whether the migration was rolled back: if so, restart this"
             " client; if not, find out who deleted the row",
             reads_too=True,
         )
     if now.run_id != before.run_id:
         return Refusal(
             OTHER_RUN,
-            f"{script_id} was taken back and begun again since this client read the control row",
+            f"{script_id} was rolled back and begun again since this client read the control row",
             "restart this client",
             reads_too=True,
         )

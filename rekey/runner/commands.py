@@ -457,7 +457,7 @@ def _require_comparable(run: Run, control: ControlRow | None) -> None:
 
 
 def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
-    """Take a migration back and return the phases taken back, last first.
+    """Roll a migration back and return the phases rolled back, last first.
 
     Args:
         session: the open session.
@@ -509,7 +509,7 @@ def _rollback(
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:
             with of_member(run):
-                # Before anything is taken back; `require_droppable` asks again.
+                # Before anything is rolled back; `require_droppable` asks again.
                 session.do(require_droppable_mapping(run))
         for run in runs:
             if Phase.CUTOVER in session.ledger.applied(run.script_id):

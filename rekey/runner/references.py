@@ -63,7 +63,7 @@ async def require_droppable_mapping(run: Run) -> None:
 
 
 async def require_expirable_mapping(run: Run) -> None:
-    """Refuse to erase the mapping for good while another migration that looks keys up in it is under way."""
+    """Refuse to erase the mapping for good while another migration in progress looks keys up in it."""
     # In `source` it begins again with a plan, which refuses a mapping that is gone.
     await _require_unneeded(run, lambda control: control.is_followed, set())
 

@@ -110,7 +110,7 @@ class Session:
     # The opened migrations, by id.
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     at_work: AtWork = field(default_factory=AtWork, init=False)
-    # Figures of phases that were taken back, by script and phase.
+    # Figures of phases that were rolled back, by script and phase.
     taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
@@ -525,8 +525,8 @@ class Session:
         if counters is not None:
             details["counters"] = self.taken_back[script_id, phase] = counters
         self.state.audit("phase-undone", script_id, details)
-        _tell("taken back", "phase-undone", script_id, phase)
-        make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
+        _tell("rolled back", "phase-undone", script_id, phase)
+        make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` rolled back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
         """Run `work` of a phase after every live client has acknowledged the present epoch: an earlier run

@@ -36,7 +36,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The operator's last setting; it stays in force, also for later runs, until it is taken back."""
+    """The operator's last setting; it stays in force, also for later runs, until it is changed."""
 
     paused: bool = False
     # Rates in place of the configured ones; None: the configured one.

@@ -133,7 +133,7 @@ class Ledger:
         return undone[::-1]
 
     def require_rollback(self, script_id: str, downto: Phase | None) -> None:
-        """Raise Refused as `rollback` does; nothing is taken back."""
+        """Raise Refused as `rollback` does; nothing is rolled back."""
         with self._exclusive() as backend:
             self._undone(backend, script_id, downto)
 
@@ -157,7 +157,7 @@ class Ledger:
         return undone
 
     def align(self, script_id: str, phases: Iterable[Phase]) -> None:
-        """Mark exactly these phases as applied; none is carried out or taken back."""
+        """Mark exactly these phases as applied; none is carried out or rolled back."""
         wanted = set(phases)
         with self._exclusive() as backend:
             done = self._applied(backend, script_id)

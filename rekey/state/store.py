@@ -157,7 +157,7 @@ class State:
         return [KeptScript(**row) for row in rows]
 
     def script_ids(self) -> list[str]:
-        """Return the ids of all migrations that were ever begun, also of those taken back."""
+        """Return the ids of all migrations that were ever begun, also of those rolled back."""
         rows = self._read(
             "SELECT script_id FROM phase_run UNION SELECT script_id FROM script"
             " UNION SELECT script_id FROM migration"

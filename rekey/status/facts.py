@@ -181,7 +181,7 @@ class StoreFacts:
     intents: Intents | None = None
     # Of the mapping, once the migration is complete.
     cohorts: tuple[Cohort, ...] = ()
-    # Migrations under way that look old keys up in the mapping, if its retention is over: it stays for them.
+    # Migrations in progress that look keys up in the mapping, if its retention is over: it stays for them.
     needed_by: tuple[str, ...] = ()
 
 
@@ -544,7 +544,7 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
                 due = any(cohort.is_due(now) for cohort in cohorts)
                 scripts = sources.scripts.values() if due else ()
                 referring = await referring_controls(restricted, scripts, script_id)
-                # `rekey expire` refuses as long as one of them is under way.
+                # `rekey expire` refuses as long as one of them is in progress.
                 needed_by = tuple(other for other, control in referring.items() if control.is_followed)
                 store = replace(store, cohorts=cohorts, needed_by=needed_by)
             if control is None or control.phase is not ControlPhase.RETIRED:

@@ -47,8 +47,8 @@ _SIDES = {
     ControlPhase.DUAL_WRITE: _BEFORE,
     ControlPhase.FREEZE: "Writes to all of them wait while the authority moves.",
     ControlPhase.CUTOVER: "The targets are the authority of all of them.",
-    ControlPhase.COMPLETE: "The targets are the authority of all of them, and there is no way back.",
-    ControlPhase.RETIRED: "The targets are the authority of all of them, and there is no way back.",
+    ControlPhase.COMPLETE: "The targets are the authority of all of them, and rollback is not possible.",
+    ControlPhase.RETIRED: "The targets are the authority of all of them, and rollback is not possible.",
 }
 
 

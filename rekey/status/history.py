@@ -1,5 +1,5 @@
 """The migrations that were ever begun, from the state file alone: phase runs, audit events and kept scripts
-stay there when a migration is taken back."""
+stay there when a migration is rolled back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rekey.state.store import State
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase that was entered or taken back; times are UTC, ISO 8601."""
+    """A phase that was entered or rolled back; times are UTC, ISO 8601."""
 
     phase: str
     at: str
@@ -31,7 +31,7 @@ class Step:
     def as_text(self) -> str:
         """Return its outcome in words."""
         if self.outcome == "taken back":
-            return f"{moment(self.at)} taken back"
+            return f"{moment(self.at)} rolled back"
         if self.ended_at is None:
             return f"{moment(self.at)}; when it ended is not known"
         took = duration((ticks_of(self.ended_at) - ticks_of(self.at)) / TICKS_PER_SECOND)
@@ -52,7 +52,7 @@ class Begun:
     targets: tuple[str, ...] | None
     # What its file is now: `as begun`, `edited`, `unreadable`, or `gone`.
     script: str
-    # Applied now; `steps`: entered and taken back, in order.
+    # Applied now; `steps`: entered and rolled back, in order.
     phases: tuple[Phase, ...]
     steps: tuple[Step, ...]
     # Its script as it was begun.
@@ -88,7 +88,7 @@ _SCRIPT = {
 
 
 def steps(runs: Iterable[PhaseRun], events: Iterable[AuditEvent]) -> tuple[Step, ...]:
-    """Return the phases of a migration that were entered and taken back, in order."""
+    """Return the phases of a migration that were entered and rolled back, in order."""
     entered = [Step(run.phase, run.started_at, run.finished_at, run.outcome) for run in runs]
     undone = (event for event in events if event.event == "phase-undone")
     back = [

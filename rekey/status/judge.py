@@ -329,7 +329,7 @@ def _rate(facts: Facts, rows: int) -> float | None:
 
 
 def _this_life(facts: Facts) -> list[PhaseRun]:
-    """Return the runs of phases since `prepare` was last taken back, oldest first."""
+    """Return the runs of phases since `prepare` was last rolled back, oldest first."""
     undone = (event for event in facts.state.events if event.event == "phase-undo")
     began = max(
         (audit_event.at for audit_event in undone if audit_event.details["phase"] == Phase.PREPARE),

@@ -29,7 +29,7 @@ _OVERHEAD = {
     Overhead.RETRIES: "sent again",
     Overhead.REPEATS: "for phases and comparisons carried out again",
     Overhead.PROBES: "to try odd keys",
-    Overhead.ROLLBACK: "for the way back",
+    Overhead.ROLLBACK: "for rollback",
 }
 # Labels and texts.
 _Fields: TypeAlias = Iterator[tuple[str, str]]

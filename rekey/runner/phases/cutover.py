@@ -403,7 +403,7 @@ async def _check_back(run: Run, now: ControlRow) -> None:
         except RowRefused as problem:
             refused.append(problem)
 
-    await _each_changed(run, now, "check the way back", back, check)
+    await _each_changed(run, now, "check rollback", back, check)
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
         closed = reason("cannot-go-back", rows=counted(len(refused), "target row"), listed=listed)

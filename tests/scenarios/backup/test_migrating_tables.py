@@ -47,7 +47,7 @@ def test_an_import_into_a_table_of_a_migration_under_way_is_refused(
     before = {name: contents(users.project, name) for name in ("Users", "UsersV2")}
     said = users("import", str(tmp_path / "out"), table, "--replace", "--json", code=3).json
     role = "a target" if table == "usersv2" else "the source"
-    assert f"{table} is {role} of 0001_users, a migration that is under way" in said["what"]
+    assert f"{table} is {role} of 0001_users, a migration that is in progress" in said["what"]
     assert {name: contents(users.project, name) for name in before} == before
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_written_to_one_of_the_tables_of_kinds(
     role = "the source" if table == "SHIPMENTS" else "a target"
     for words in (("import", "out", table), ("copy", "OLD/Other", f"OLD/{table}")):
         said = " ".join(rekey(*words, code=3).err.split())
-        assert f"{table} is {role} of {EXAMPLE.stem}, a migration that is under way" in said
+        assert f"{table} is {role} of {EXAMPLE.stem}, a migration that is in progress" in said
     assert {name: contents(rekey.project, name) for name in before} == before
 
 
@@ -145,7 +145,7 @@ def test_a_copy_into_a_table_of_a_migration_under_way_is_refused(
     project = moving.project
     before = contents(project, "Users"), contents(project, "Users" + TARGET_ACCOUNT_SUFFIX)
     said = moving("copy", *words, *options, "--json", code=3).json
-    assert "of 0001_users, a migration that is under way (`dual_write`)" in said["what"]
+    assert "of 0001_users, a migration that is in progress (`dual_write`)" in said["what"]
     assert (contents(project, "Users"), contents(project, "Users" + TARGET_ACCOUNT_SUFFIX)) == before
 
 

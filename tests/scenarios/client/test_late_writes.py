@@ -680,7 +680,7 @@ def test_verification_order_needs_no_clock(users: Company, before: float, after:
     users.project.machine = Wrong(users.project.clock, before)
     users.rollback()
     users.project.machine = Wrong(users.project.clock, after)
-    with pytest.raises(GateClosed, match="nothing has been verified in full since the way back"):
+    with pytest.raises(GateClosed, match="nothing has been verified in full since the rollback"):
         users.apply(Phase.CUTOVER)
     assert not users.verify().findings
     users.apply(Phase.CUTOVER)

@@ -114,7 +114,7 @@ def test_old_and_new_versions_of_the_application_write_through_a_migration_and_b
     assert ours.rollback() == [Phase.CUTOVER]
     assert ours.phase is ControlPhase.DUAL_WRITE
     ours.live(10)
-    with pytest.raises(GateClosed, match="since the way back"):
+    with pytest.raises(GateClosed, match="since the rollback"):
         ours.apply(Phase.CUTOVER)
     assert not ours.verify().findings
     ours.apply(Phase.CUTOVER)

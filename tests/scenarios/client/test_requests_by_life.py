@@ -96,7 +96,7 @@ def test_phases_carried_out_again_and_the_way_back_are_no_part_of_what_is_compar
     assert found["on_top"]["way_back"] == way_back
     assert 0 < verified < repeated <= found["on_top"]["repeats"] - first / 2
     said = rekey("status", "--requests").out
-    assert f"{way_back:,} for the way back" in " ".join(said.split())
+    assert f"{way_back:,} for rollback" in " ".join(said.split())
 
 
 def test_rows_that_change_meanwhile_are_counted_apart(rekey: Commands) -> None:

@@ -124,7 +124,7 @@ def test_history_lists_phases_and_times_also_of_what_was_taken_back(rekey: Comma
     for phase in ("prepare", "following", "backfill", "reconcile"):
         assert f" {phase} " in said
     assert "dual_write" not in said
-    assert "taken back" in said and "no phase of it is applied now" in said and "as it was begun" in said
+    assert "rolled back" in said and "no phase of it is applied now" in said and "as it was begun" in said
     rekey.project.clock.advance(60)
     rekey("apply", ID)
     delete(rekey)

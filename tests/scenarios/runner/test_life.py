@@ -73,10 +73,10 @@ def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     assert "--writers-stopped" in rekey("apply", "--to", "cutover", code=3).err
     rekey("apply", "--to", "cutover", "--writers-stopped")
     assert "the gate" in rekey("rollback", code=3).err
-    assert "taken back: cutover" in rekey("rollback", "--writers-stopped").out
+    assert "rolled back: cutover" in rekey("rollback", "--writers-stopped").out
     done = rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     assert "rekey evidence export evidence-0001_users 0001_users" in done.out
-    assert "no way back" in rekey("rollback", "--writers-stopped", code=3).err
+    assert "rollback is not possible" in rekey("rollback", "--writers-stopped", code=3).err
     assert "no signed evidence" in rekey("retire", "--table", "Users", "--no-backup", "a test", code=3).err
     prove_it(rekey)
     assert "rekey retire 0001_users --table Users" in rekey("status").out
@@ -279,7 +279,7 @@ def test_complete_needs_the_name(at_gate: Commands, monkeypatch: pytest.MonkeyPa
 def test_a_rollback_to_the_source_wants_to_know_about_the_targets(at_gate: Commands) -> None:
     rekey, project = at_gate, at_gate.project
     assert "--drop-targets or --keep-targets" in rekey("rollback", code=2).err
-    assert "taken back: reconcile, backfill, following, prepare" in rekey("rollback", "--drop-targets").out
+    assert "rolled back: reconcile, backfill, following, prepare" in rekey("rollback", "--drop-targets").out
     assert not asyncio.run(project.tables.table_exists("UsersV2"))
     assert "not begun" in rekey("status").out
     project.clock.advance(60)  # a deleted table's name is taken for a while

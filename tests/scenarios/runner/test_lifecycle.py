@@ -294,7 +294,7 @@ def test_retire_never_deletes_a_row_that_changed_after_the_freeze(cut_over: Proj
 
 def test_after_complete_there_is_no_way_back_and_the_reason_is_given(cut_over: Project) -> None:
     apply(cut_over, Phase.COMPLETE)
-    with pytest.raises(Refused, match="no way back"):
+    with pytest.raises(Refused, match="rollback is not possible"):
         rollback(cut_over, drop=True, to=ControlPhase.SOURCE)
 
 

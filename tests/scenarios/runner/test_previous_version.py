@@ -200,7 +200,7 @@ def test_a_migration_of_capture_dual_write_goes_on_to_its_end(begin: Begin, late
     standing = "over" if later_s == DAY else "live"
     assert {one["name"]: one["standing"] for one in told["clients"]} == {"lives": standing, "dies": standing}
     assert told["journal"]["depth"] == 1
-    assert "since the way back from cutover" in told["next"]["remark"]
+    assert "since the rollback from cutover" in told["next"]["remark"]
     ours = Company(rekey.project, SCRIPT)
     try:
         assert_lives_on(ours)
@@ -218,7 +218,7 @@ def assert_lives_on(ours: Company) -> None:
     old = ours.client()
     ours.live(1)
     ours.do(old.write(Operation(Verb.REPLACE, {**row, "Nm": "by a client of now"}, "*")))
-    with pytest.raises(GateClosed, match="since the way back"):
+    with pytest.raises(GateClosed, match="since the rollback"):
         ours.apply(Phase.CUTOVER)
     ours.live(60)
     ours.apply()
@@ -232,7 +232,7 @@ def assert_lives_on(ours: Company) -> None:
     assert ours.rollback() == [Phase.CUTOVER]
     ours.live(5)
     assert "after cutover" in {row["Nm"] for row in project.rows("Users")}
-    with pytest.raises(GateClosed, match="since the way back"):
+    with pytest.raises(GateClosed, match="since the rollback"):
         ours.apply(Phase.CUTOVER)
     assert not ours.verify().findings
     ours.apply(Phase.CUTOVER)

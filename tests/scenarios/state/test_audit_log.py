@@ -52,7 +52,7 @@ def test_every_phase_boundary_has_a_signed_checkpoint(rekey: Commands) -> None:
         stored = state.checkpoints()
         assert [one.remark.partition(": ")[2] for one in stored] == [
             *(f"`{phase}` done" for phase in ("prepare", "dual_write", "backfill", "reconcile", "cutover")),
-            "`cutover` taken back",
+            "`cutover` rolled back",
         ]
         assert every(note.parsed(one.note).is_by(key) for one in stored)
         assert log.problems_of(state.audit_events(), stored) == []

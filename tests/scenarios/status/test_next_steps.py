@@ -362,7 +362,7 @@ def _a_way_back_that_is_not_confirmed(rekey: Steps) -> None:
     rekey.begin()
     rekey("apply", "--to", "cutover", STOPPED)
     words = rekey.told(rekey("rollback", code=3), "go-back")
-    assert "taken back: cutover" in rekey(*words).out
+    assert "rolled back: cutover" in rekey(*words).out
 
 
 @situation("go-back-again")
@@ -382,7 +382,7 @@ def _a_writer_is_at_work_on_the_way_back(rekey: Steps) -> None:
     rekey.gate(lambda call: call.table == "Users" and call.action == "page", write)
     words = rekey.told(rekey("rollback", STOPPED, code=1), "go-back-again")
     rekey.no_gate()
-    assert "taken back: cutover" in rekey(*words).out
+    assert "rolled back: cutover" in rekey(*words).out
     rekey("verify")
 
 

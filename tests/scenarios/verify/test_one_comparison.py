@@ -351,7 +351,7 @@ def test_without_a_measurement_no_limit_is_kept_and_none_is_promised(project: Pr
 
 def test_apply_says_how_long_the_stop_will_be(project: Project, commands_on: CommandsOn) -> None:
     rekey = commands_on(project)
-    assert f"would have to stop for about {stop.FIXED_S} s" in rekey("apply", "0001").out
+    assert f"estimated write downtime: about {stop.FIXED_S} s" in rekey("apply", "0001").out
     [done] = rekey("apply", "0001", "--json").json["migrations"]
     assert done["stop_seconds"] == stop.FIXED_S
     [done] = rekey("apply", "0001", "--to", "cutover", "--writers-stopped", "--json").json["migrations"]

@@ -214,13 +214,11 @@ def _report(**changed: object) -> RehearsalReport:
 
 def test_a_report_passes_only_without_a_failure() -> None:
     assert _report().passed
-    failed = _report(
-        failure="rows are missing\n$ rekey verify", left_out=("the way back",), kept="/somewhere"
-    )
+    failed = _report(failure="rows are missing\n$ rekey verify", left_out=("rollback",), kept="/somewhere")
     assert not failed.passed
     assert failed.as_json()["passed"] is False
     assert "Failed:\n  rows are missing\n  $ rekey verify" in failed.text()
-    assert "the way back" in failed.text()
+    assert "rollback" in failed.text()
     assert "Kept: /somewhere" in failed.text()
     assert "Passed" not in failed.text()
 

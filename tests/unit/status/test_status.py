@@ -172,11 +172,11 @@ SAFE = {
         "status 0001_users",
     ),
     "cut over": Situation(
-        facts(C, Phase.CUTOVER), "there is a way back", "apply 0001_users --to complete --yes 0001_users"
+        facts(C, Phase.CUTOVER), "rollback is possible", "apply 0001_users --to complete --yes 0001_users"
     ),
     "cut over without a way back": Situation(
         facts(C, Phase.CUTOVER, declared=replace(DECLARED, migration=replace(USERS, reverse=False))),
-        "There is no way back",
+        "Rollback is not possible",
         "apply 0001_users --to complete --yes 0001_users",
     ),
     "complete": Situation(
@@ -608,7 +608,7 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
             Phase.RECONCILE,
             "Users is the authority and rekey only reads it; TicketsClosed and TicketsOpen are copies.",
         ),
-        (C, Phase.CUTOVER, "TicketsClosed and TicketsOpen are the authority, and there is a way back"),
+        (C, Phase.CUTOVER, "TicketsClosed and TicketsOpen are the authority, and rollback is possible"),
         (
             ControlPhase.RETIRED,
             Phase.RETIRE,
