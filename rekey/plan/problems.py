@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rekey.core.joint import is_joint
 from rekey.core.limits import is_in_target_account
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
-from rekey.declaration.keys.base import Prop
+from rekey.declaration.keys.base import InvalidDeclaration, Prop
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.props import Copy
 from rekey.errors import MachineFailed, SecretMissing
@@ -73,6 +73,8 @@ def declaration_problems(
         yield _problem(
             "nothing-changes", source=source, target=migration.target.table, file=declared.path.name
         )
+    elif started is None and _needs_no_mapping(migration):
+        yield _problem("mapping-not-needed", target=migration.target.table)
     for error in missing_secrets:
         yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
@@ -87,6 +89,14 @@ def declaration_problems(
             yield _problem("secret-moved", name=name, script=declared.script_id)
     if no_wrapping_key:
         yield _problem("wrapping-key-missing", message=no_wrapping_key)
+
+
+def _needs_no_mapping(migration: Migration) -> bool:
+    """Tell whether a stored mapping holds nothing that the target's keys do not say."""
+    try:
+        return migration.mapping != "none" and replace(migration, mapping="none").inverse is not None
+    except InvalidDeclaration:
+        return False
 
 
 def _mapping_problems(migration: Migration) -> Iterator[Problem]:

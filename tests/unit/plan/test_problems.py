@@ -87,6 +87,26 @@ def test_a_kind_known_by_what_its_new_rows_do_not_hold_is_told(kept: bool) -> No
     assert kept or "rows of user are known by Type" in told["kind-not-kept"].message
 
 
+@pytest.mark.parametrize(
+    ("row_key", "changes", "noted"),
+    [
+        (keys.zero_pad(12, "RowKey"), {}, True),
+        (keys.zero_pad(12, "RowKey"), {"mapping": "none"}, False),
+        (keys.prop("Number"), {}, False),
+        (keys.keep(), {}, False),  # nothing changes
+    ],
+)
+def test_a_mapping_that_the_keys_alone_say_is_noted_until_it_begins(
+    row_key: Any, changes: dict[str, Any], noted: bool
+) -> None:
+    old_keys = [props.copy("PartitionKey", to="OldPartition"), props.copy("RowKey", to="OldRow")]
+    target = Target("OrdersV2", partition_key=keys.keep(), row_key=row_key, properties=old_keys)
+    migration = declared(Migration("Orders", target=target, capture="delta", **changes))
+    assert ("mapping-not-needed" in found(declaration_problems(migration, None, (), {}))) is noted
+    started = Started("backfill", migration.digest, {})
+    assert "mapping-not-needed" not in found(declaration_problems(migration, started, (), {}))
+
+
 def test_a_missing_secret_and_no_way_back_are_told() -> None:
     other = replace(USERS, reverse=False)
     short = SecretMissing("secret `users` is too short", hint="make one")
