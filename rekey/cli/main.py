@@ -16,20 +16,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rekey import errors
 from rekey.cli.shell import COMPLETE_VARIABLE, Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
 from rekey.core.texts import table
-from rekey.errors import (
-    ConfigurationError,
-    DeclarationError,
-    ExitCode,
-    Interrupted,
-    MachineFailed,
-    RekeyError,
-    ServiceError,
-)
 from rekey.phases import Phase
 from rekey.present.text import WIDTH, fitted
 
@@ -98,11 +90,11 @@ class _Commands(click.Group):
             formatter.write_dl([(name, _COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
 
 
-class FaultOfRekey(RekeyError):
+class FaultOfRekey(errors.RekeyError):
     """An unforeseen exception ended the command: a fault of rekey. Its type and place are shown, never its
     text, which may quote keys."""
 
-    exit_code = ExitCode.SERVICE
+    exit_code = errors.ExitCode.SERVICE
 
 
 @click.group(
@@ -170,7 +162,7 @@ def options_last(words: Sequence[str]) -> list[str]:
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
         shell.note(error.format_message(), "error")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     named = options_last(words)[:1]
     path = (
@@ -187,16 +179,16 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         what = "a command is missing"
-    usage_error = ConfigurationError(what, kept="Nothing was started.", hint=hint)
+    usage_error = errors.ConfigurationError(what, kept="Nothing was started.", hint=hint)
     if "--json" not in words:
         shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     shell.options.json = True
-    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
+    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", errors.ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
-    failure: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    failure = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
     name = next(iter(options_last(words)), "")
     if name in _READ_ONLY and failure.kept.startswith(_CHECKPOINT):
         failure.kept = f"{name} writes nothing."
@@ -207,7 +199,7 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     shell.note(f"rekey: {failure}", "error", **failure.as_json())
     if shell.options.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
-    if shell.options.debug and isinstance(failure, DeclarationError) and failure.fault:
+    if shell.options.debug and isinstance(failure, errors.DeclarationError) and failure.fault:
         # Raised before any row is read, so it holds no key.
         shell.note(f"the script's own text: {without_variables(failure.fault)}", "error")
     return int(failure.exit_code)
@@ -224,13 +216,13 @@ def without_variables(text: str) -> str:
     return text
 
 
-def as_rekey_error(error: BaseException) -> RekeyError:
+def as_rekey_error(error: BaseException) -> errors.RekeyError:
     """Return the RekeyError by which any exception that ended a command is reported."""
-    known = error.subgroup(RekeyError) if isinstance(error, BaseExceptionGroup) else error
+    known = error.subgroup(errors.RekeyError) if isinstance(error, BaseExceptionGroup) else error
     while isinstance(known, BaseExceptionGroup):
         known = known.exceptions[0]
-    if isinstance(known, RekeyError):
-        if isinstance(known, ServiceError) and not known.kept:
+    if isinstance(known, errors.RekeyError):
+        if isinstance(known, errors.ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = f"{_CHECKPOINT}; nothing is half done"
         known.kept = known.kept or "Nothing was changed."
@@ -238,14 +230,15 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         return known
     if isinstance(error, KeyboardInterrupt):
         kept, hint = "Nothing was changed.", "run the same command again"
-        return Interrupted("stopped by a signal", kept=kept, hint=hint)
+        return errors.Interrupted("stopped by a signal", kept=kept, hint=hint)
     kept = _CHECKPOINT
     if isinstance(error, MemoryError):
         hint = "lower [limits] window_rows and concurrency, then run the same command again"
-        return MachineFailed("this machine has no memory left", kept=kept, hint=hint)
+        return errors.MachineFailed("this machine has no memory left", kept=kept, hint=hint)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
         hint = "fix that (space on the disk, quota, open files), then run the same command again"
-        return MachineFailed(f"this machine failed: {errno.errorcode[error.errno]}", kept=kept, hint=hint)
+        what = f"this machine failed: {errno.errorcode[error.errno]}"
+        return errors.MachineFailed(what, kept=kept, hint=hint)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     innermost = (ours or frames)[-1:]
