@@ -222,12 +222,7 @@ class AzureTable(Table):
         parameters = [] if select is None else [("$select", _selection(select))]
         parameters.append(("$filter", wire.key_filter(key)))
         pages = read_range(
-            self._requester,
-            self._name,
-            EVERYTHING,
-            lambda _: [parameters],
-            size=PageSize(0),
-            ahead=False,
+            self._requester, self._name, EVERYTHING, lambda _: [parameters], size=PageSize(0), ahead=False
         )
         async with aclosing(pages):
             async for fetched, _ in pages:
@@ -277,13 +272,7 @@ class AzureTable(Table):
         unsure = 0 if selection else FIRST_PAGE_ROWS
         size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
         reading = read_range(
-            self._requester,
-            self._name,
-            within,
-            queries,
-            size=size,
-            most=page_rows,
-            ahead=ahead,
+            self._requester, self._name, within, queries, size=size, most=page_rows, ahead=ahead
         )
         async with aclosing(reading) as pages:
             async for fetched, more in pages:
