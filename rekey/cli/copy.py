@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from rekey import errors
 from rekey.backup.begun import control_rows, require_ended
 from rekey.backup.compare import compare
 from rekey.backup.comparing import KeptComparison
@@ -29,15 +30,6 @@ from rekey.core.key_space import KeySpace
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX, own_name, table_name_problem
 from rekey.declaration.key_space import space_of
 from rekey.declaration.rows import AllOf, Condition, partition_key, row_key
-from rekey.errors import (
-    ConfigurationError,
-    CredentialRefused,
-    EndpointDown,
-    ExitCode,
-    TableMissing,
-    Unavailable,
-    reason_of,
-)
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.present.text import counted, wrapped
@@ -124,7 +116,7 @@ def copy(
     folder: Path | None,
     dry_run: bool,
     online: bool,
-) -> ExitCode:
+) -> errors.ExitCode:
     """Copy tables under unchanged keys, and verify every row.
 
     FROM and TO are ACCOUNT/TABLE. ACCOUNT is the URL of a table endpoint, or an environment variable that
@@ -158,7 +150,7 @@ def copy(
         done = run(shell, config, work)
         if not dry_run:
             _finish(folder, done)
-    code = max((ExitCode(table["exit_code"]) for table in done), default=ExitCode.DONE)
+    code = max((errors.ExitCode(table["exit_code"]) for table in done), default=errors.ExitCode.DONE)
     text = [line for table in done for line in table["text"]]
     document = {
         "state": str(folder),
@@ -227,7 +219,7 @@ def _configured(folder: Path, source: Place, target: Place, *, online: bool) -> 
                 raise refusal("state-in-use", folder=folder)
             write_whole(path, text.encode())
         except OSError as error:
-            raise refusal("folder-not-written", folder=folder, reason=reason_of(error)) from None
+            raise refusal("folder-not-written", folder=folder, reason=errors.reason_of(error)) from None
     config = load_config(path)
     accounts = [config.tables, config.tables if config.targets is None else config.targets]
     for account, place in zip(accounts, (source, target), strict=True):
@@ -284,7 +276,7 @@ class _Seen:
         self.stores.add(store)
         try:
             self.controls.extend(await control_rows(table))
-        except CredentialRefused:
+        except errors.CredentialRefused:
             self.unseen.append(store)
 
     @classmethod
@@ -299,7 +291,7 @@ class _Seen:
         if shell.has_project:
             try:
                 shell.do(look(load_config(shell.config.path)))
-            except (ConfigurationError, EndpointDown, Unavailable):
+            except (errors.ConfigurationError, errors.EndpointDown, errors.Unavailable):
                 seen.unseen.append(str(shell.config.path))
         return seen
 
@@ -309,7 +301,7 @@ class _Seen:
 
 def _to_be_moved(
     shell: Shell, config: Config, folder: Path, seen: _Seen, places: tuple[Place, Place]
-) -> ExitCode:
+) -> errors.ExitCode:
     """Write the script of a project that moves the tables, and say what is to be done with it."""
 
     async def work(on: Work) -> list[Pair]:
@@ -346,7 +338,7 @@ async def _foreseen(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, A
                 on.stop.check()
                 rows += len(page.rows)
                 advance(len(page.rows))
-        except TableMissing:
+        except errors.TableMissing:
             raise await on.missing(pair.source) from None
     present = await rows_up_to(part_of(on.table(pair.target), how.part), 1)
     state = "is to be created" if present is None else "holds rows" if present else "is empty"
@@ -355,7 +347,7 @@ async def _foreseen(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, A
         "target": pair.target,
         "rows": rows,
         "target_state": state,
-        "exit_code": ExitCode.DONE,
+        "exit_code": errors.ExitCode.DONE,
         "text": [f"{pair.source} -> {pair.target}: {counted(rows, 'row')} to copy; {pair.target} {state}"],
     }
 
@@ -427,7 +419,7 @@ async def _verified(
     code, changed = exit_code(report), counted(kept.changed, "row")
     text = [
         f"{source.name} -> {target.name}: {counted(done.rows, 'row')} copied; "
-        + ("every row of both sides is equal" if code is ExitCode.DONE else "the sides differ"),
+        + ("every row of both sides is equal" if code is errors.ExitCode.DONE else "the sides differ"),
         *(f"  {name:<11} {rows:,}" for name, rows in done.as_json().items()),
         f"  changed     {changed} of the source written since the copy began, {journal.began_at}",
     ]
@@ -435,7 +427,7 @@ async def _verified(
         text.append(f"  compared    since {report.started_at}, in more than one run")
     if kept.changed:
         text.append(f"  NOTE        {_WRITTEN}")
-    if code is not ExitCode.DONE:
+    if code is not errors.ExitCode.DONE:
         text += full_lines(report)
     figures = {"rows": done.rows, **done.as_json(), "changed": kept.changed, "began_at": journal.began_at}
     return {**figures, "verification": report.as_json(), "exit_code": code, "text": text}

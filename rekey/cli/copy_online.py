@@ -9,48 +9,16 @@ from rekey.backup.refusals import refusal
 from rekey.errors import reason_of
 
 SCRIPT_ID = "0001_move"
-_FIELDS = """\
-target=Target({target}, partition_key=keys.keep(), row_key=keys.keep()),
-{indent}# The application writes through rekey's clients or its proxy until the move is complete.
-{indent}capture="dual-write",
-{indent}# The keys stay, so nothing has to be stored to find the old ones again.
-{indent}mapping="none",
-{indent}waive={{"personal-data": "the keys stay as they are"}},
-"""
-_ONE = '''\
-"""Moves {name}, under unchanged keys."""
-
-from rekey import Migration, Target, keys
-
-migration = Migration(
-    source="{name}",
-    {fields})
-'''
-_MANY = '''\
-"""Moves tables, under unchanged keys."""
-
-from rekey import Migration, Target, for_each_table, keys
-
-# A migration for each.
-TABLES = [
-{listed}]
-
-migrations = for_each_table(
-    TABLES,
-    lambda name: Migration(
-        source=name,
-        {fields}    ),
-)
-'''
+_TEMPLATES = Path(__file__).parent
 
 
 def script_of(names: Mapping[str, str]) -> str:
     """Return the script of the move. `names`: of the tables, and what they become; several keep theirs."""
     if len(names) == 1:
         [(name, target)] = names.items()
-        return _ONE.format(name=name, fields=_FIELDS.format(target=f'"{target}"', indent=" " * 4))
+        return (_TEMPLATES / "move_script.txt").read_text("utf-8").format(table=name, target=target)
     listed = "".join(f'    "{name}",\n' for name in names)
-    return _MANY.format(listed=listed, fields=_FIELDS.format(target='f"{name}@targets"', indent=" " * 8))
+    return (_TEMPLATES / "move_scripts.txt").read_text("utf-8").format(listed=listed)
 
 
 def script_ids(names: Sequence[str]) -> list[str]:

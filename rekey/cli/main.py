@@ -16,19 +16,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rekey import errors
 from rekey.cli.shell import COMPLETE_VARIABLE, Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
-from rekey.errors import (
-    ConfigurationError,
-    DeclarationError,
-    ExitCode,
-    Interrupted,
-    MachineFailed,
-    RekeyError,
-    ServiceError,
-)
+from rekey.core.texts import table
 from rekey.phases import Phase
 from rekey.present.text import WIDTH, fitted
 
@@ -38,72 +31,13 @@ if TYPE_CHECKING:
 # Values of environment variables with at least so many characters are kept out of what a script says.
 _TELLING = 8
 _PACKAGE = Path(__file__).parent.parent
+_WORDS = table(Path(__file__).with_name("words.toml"))
 # The first line of each command's help, in the order in which a migration needs them.
-_COMMANDS = {
-    "init": "Start a project: configuration, key file, folder for scripts.",
-    "doctor": "Check accounts, clock, versions, files and restricted store.",
-    "new": "Write the next migration script from a template.",
-    "inspect": "Show what is in a table and what its keys look like.",
-    "plan": "Show what `apply` would do, without writing anything.",
-    "apply": "Run migrations up to the next gate.",
-    "verify": "Compare the source of a migration with its targets.",
-    "restore-row": "Bring a row of a target back that a repair removed.",
-    "status": "Show where migrations stand, if that is safe, what is next.",
-    "serve": "Show progress on a live page, as JSON and as metrics.",
-    "proxy": "Serve tables to applications in any language while keys change.",
-    "history": "List the migrations that were begun, with phases and times.",
-    "show": "Show one migration that was begun, or its script.",
-    "pause": "Pause copying, from any terminal.",
-    "resume": "Continue copying after `rekey pause`.",
-    "throttle": "Change how fast copying may be, while it runs.",
-    "proceed": "Let `rekey apply --follow` cut over now.",
-    "rollback": "Take a migration back.",
-    "handover": "Hand index tables over to the application.",
-    "retire": "Delete the source table of a completed migration.",
-    "lookup": "Show which old key became which new keys, and back.",
-    "erase": "Erase rows from the mapping and from the source table.",
-    "expire": "Erase the part of a mapping whose retention is over.",
-    "copy": "Copy tables under unchanged keys, and verify every row.",
-    "export": "Write all rows of TABLE to files in FOLDER, encrypted.",
-    "import": "Write the rows of the export in FOLDER to TABLE.",
-    "restore": "Bring a retired source back from its backup in FOLDER.",
-    "diff": "Compare two tables, or an export and a table.",
-    "evidence": "Export what was done as evidence for auditors, and check it.",
-    "rehearse": "Run the whole life of a migration on a local Azurite.",
-    "azurite": "Start a local Azurite to try things on, or stop it.",
-    "runbook": "Show what to do at a step, or when something goes wrong.",
-    "stress": "Find the rate at which a partition, and a design, saturate.",
-    "completion": "Print the script that completes commands, options and files.",
-}
-
-
+_COMMANDS: dict[str, str] = _WORDS["commands"]
 # What to type in place of commands and options that other tools have.
-_MEANT_COMMANDS = {
-    "help": "`rekey --help` lists the commands, `rekey apply --help` explains one",
-    "version": "`rekey --version`",
+_MEANT: dict[str, str] = {
+    **{word: meant["type"] for meant in _WORDS["meant"] for word in meant["words"]},
     **{str(phase): f"a phase is carried out by `rekey apply --to {phase}`" for phase in list(Phase)[:-1]},
-    **dict.fromkeys(("migrate", "run", "start", "up", "upgrade"), "`rekey apply` carries migrations out"),
-    **dict.fromkeys(("down", "downgrade", "revert", "undo"), "`rekey rollback` takes a migration back"),
-    **dict.fromkeys(("list", "ls"), "`rekey status` shows all migrations, `rekey history` those that began"),
-    **dict.fromkeys(("check", "validate"), "`rekey plan` checks a script, `rekey verify` rows"),
-    "compare": "`rekey verify` compares the tables of a migration, `rekey diff A B` any two",
-    **dict.fromkeys(("create", "generate", "make"), "`rekey new NAME` writes a script"),
-    **dict.fromkeys(("backup", "dump"), "`rekey export TABLE FOLDER` writes a table to files"),
-    "load": "`rekey import FOLDER TABLE` writes an export to a table",
-    **dict.fromkeys(
-        ("stop", "cancel", "abort"), "`rekey pause` pauses; Ctrl-C ends a command, which checkpoints"
-    ),
-}
-_MEANT_OPTIONS = {
-    "--dry-run": "`rekey plan` shows what `apply` would do, and writes nothing",
-    **dict.fromkeys(("--full", "--count", "--sample"), "`rekey verify --mode full`, count or sample"),
-    **dict.fromkeys(("--force", "-f"), "nothing can be forced: a refusal names what is still required"),
-    **dict.fromkeys(("-o", "--output"), "`rekey plan --out FILE` writes a plan"),
-    **dict.fromkeys(
-        ("-y", "--confirm"), "`rekey apply --to complete --yes NAME`, with the name of the migration"
-    ),
-    **dict.fromkeys(("-q", "--quiet", "--silent"), "`--no-progress` tells no progress"),
-    **dict.fromkeys(("-c", "--config-file"), "`--config FILE` names the configuration"),
 }
 # Commands that change nothing.
 _READ_ONLY = frozenset({"plan", "inspect", "status", "history"})
@@ -129,7 +63,7 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand:
             # click compares only with the commands that are imported.
-            names = () if args[0] in _MEANT_COMMANDS else _COMMANDS
+            names = () if args[0] in _MEANT else _COMMANDS
             raise click.exceptions.NoSuchCommand(args[0], possibilities=names, ctx=ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -156,11 +90,11 @@ class _Commands(click.Group):
             formatter.write_dl([(name, _COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
 
 
-class FaultOfRekey(RekeyError):
+class FaultOfRekey(errors.RekeyError):
     """An unforeseen exception ended the command: a fault of rekey. Its type and place are shown, never its
     text, which may quote keys."""
 
-    exit_code = ExitCode.SERVICE
+    exit_code = errors.ExitCode.SERVICE
 
 
 @click.group(
@@ -228,7 +162,7 @@ def options_last(words: Sequence[str]) -> list[str]:
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
         shell.note(error.format_message(), "error")
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     named = options_last(words)[:1]
     path = (
@@ -238,23 +172,23 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     )
     hint = f"`{path} --help` shows how"
     if isinstance(error, click.exceptions.NoSuchCommand):
-        hint = _MEANT_COMMANDS.get(error.command_name, hint)
+        hint = _MEANT.get(error.command_name, hint)
     elif isinstance(error, click.NoSuchOption) and not error.possibilities:
-        hint = _MEANT_OPTIONS.get(error.option_name, hint)
+        hint = _MEANT.get(error.option_name, hint)
     what = " ".join(error.format_message().split())  # click puts choices on separate lines
     what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         what = "a command is missing"
-    usage_error = ConfigurationError(what, kept="Nothing was started.", hint=hint)
+    usage_error = errors.ConfigurationError(what, kept="Nothing was started.", hint=hint)
     if "--json" not in words:
         shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
-        return ExitCode.USAGE
+        return errors.ExitCode.USAGE
     shell.options.json = True
-    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
+    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", errors.ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
-    failure: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    failure = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
     name = next(iter(options_last(words)), "")
     if name in _READ_ONLY and failure.kept.startswith(_CHECKPOINT):
         failure.kept = f"{name} writes nothing."
@@ -265,7 +199,7 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     shell.note(f"rekey: {failure}", "error", **failure.as_json())
     if shell.options.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
-    if shell.options.debug and isinstance(failure, DeclarationError) and failure.fault:
+    if shell.options.debug and isinstance(failure, errors.DeclarationError) and failure.fault:
         # Raised before any row is read, so it holds no key.
         shell.note(f"the script's own text: {without_variables(failure.fault)}", "error")
     return int(failure.exit_code)
@@ -282,13 +216,13 @@ def without_variables(text: str) -> str:
     return text
 
 
-def as_rekey_error(error: BaseException) -> RekeyError:
+def as_rekey_error(error: BaseException) -> errors.RekeyError:
     """Return the RekeyError by which any exception that ended a command is reported."""
-    known = error.subgroup(RekeyError) if isinstance(error, BaseExceptionGroup) else error
+    known = error.subgroup(errors.RekeyError) if isinstance(error, BaseExceptionGroup) else error
     while isinstance(known, BaseExceptionGroup):
         known = known.exceptions[0]
-    if isinstance(known, RekeyError):
-        if isinstance(known, ServiceError) and not known.kept:
+    if isinstance(known, errors.RekeyError):
+        if isinstance(known, errors.ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = f"{_CHECKPOINT}; nothing is half done"
         known.kept = known.kept or "Nothing was changed."
@@ -296,14 +230,15 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         return known
     if isinstance(error, KeyboardInterrupt):
         kept, hint = "Nothing was changed.", "run the same command again"
-        return Interrupted("stopped by a signal", kept=kept, hint=hint)
+        return errors.Interrupted("stopped by a signal", kept=kept, hint=hint)
     kept = _CHECKPOINT
     if isinstance(error, MemoryError):
         hint = "lower [limits] window_rows and concurrency, then run the same command again"
-        return MachineFailed("this machine has no memory left", kept=kept, hint=hint)
+        return errors.MachineFailed("this machine has no memory left", kept=kept, hint=hint)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
         hint = "fix that (space on the disk, quota, open files), then run the same command again"
-        return MachineFailed(f"this machine failed: {errno.errorcode[error.errno]}", kept=kept, hint=hint)
+        what = f"this machine failed: {errno.errorcode[error.errno]}"
+        return errors.MachineFailed(what, kept=kept, hint=hint)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     innermost = (ours or frames)[-1:]

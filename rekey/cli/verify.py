@@ -86,12 +86,7 @@ def verify(
         shell, project, Options(executor=executor or "", reason=(reason or "") if repair else "")
     ) as session:
         report = commands.verify(
-            session,
-            declared.script_id,
-            mode=commands.Mode(mode),
-            repair=repair,
-            draw=draw,
-            keys=keys,
+            session, declared.script_id, mode=commands.Mode(mode), repair=repair, draw=draw, keys=keys
         )
         document = {"script_id": declared.script_id, **report.as_json()}
         text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"

@@ -93,11 +93,7 @@ class Reading(ParallelScan[_SegmentReader]):
     begins_anew = True
 
     def __init__(
-        self,
-        source: Table,
-        segments: Sequence[Segment],
-        options: ReadOptions,
-        page_rows: int = MAX_PAGE_ROWS,
+        self, source: Table, segments: Sequence[Segment], options: ReadOptions, page_rows: int = MAX_PAGE_ROWS
     ) -> None:
         """Create it. `segments`: the key ranges to read; finished ones are skipped."""
         self.source, self.options, self.page_rows = source, options, page_rows

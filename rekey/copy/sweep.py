@@ -152,11 +152,7 @@ async def source_keys(
 
 
 async def sweep(
-    propagator: Propagator,
-    *,
-    concurrency: int,
-    advance: Callable[[int], None],
-    check: Callable[[], None],
+    propagator: Propagator, *, concurrency: int, advance: Callable[[int], None], check: Callable[[], None]
 ) -> int:
     """Propagate every source key in the mapping, or of a target row, whose row is gone; return for how many
     this wrote something.

@@ -19,14 +19,7 @@ from rekey.core.limits import is_in_target_account
 from rekey.core.plain import exclude, json_field, members
 from rekey.declaration.inverse import KeyInverse
 from rekey.declaration.key_space import filled_keys, key_space_of, space_of
-from rekey.declaration.keys.base import (
-    Expression,
-    constant_prefix,
-    invalid,
-    need,
-    need_list,
-    refuse_if,
-)
+from rekey.declaration.keys.base import Expression, constant_prefix, invalid, need, need_list, refuse_if
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.kinds import (
     LEAVE,

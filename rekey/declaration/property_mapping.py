@@ -10,14 +10,7 @@ from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, STRING, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
-from rekey.declaration.keys.base import (
-    WHOLE_ROW,
-    Expression,
-    Scope,
-    invalid,
-    need,
-    refuse_if,
-)
+from rekey.declaration.keys.base import WHOLE_ROW, Expression, Scope, invalid, need, refuse_if
 from rekey.declaration.old_references import (
     NOTHING_LOOKED_UP,
     OldReference,

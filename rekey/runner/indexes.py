@@ -58,8 +58,7 @@ class IndexContext(ReconcileContext):
 
 
 def index_context(
-    base: ReconcileContext,
-    keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]],
+    base: ReconcileContext, keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]]
 ) -> IndexContext:
     """Return the context in which index rows are compared with main rows: tables, rates and stop conditions
     of `base`. `keep_removed`: as of that one; the source key of a removed row is not known."""

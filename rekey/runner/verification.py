@@ -32,20 +32,7 @@ from rekey.runner.remaining import require_rows
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredDigests, Verification
-from rekey.status.facts import (
-    DIFFERING_SO_FAR,
-    ESTIMATED_ROWS,
-    INDEXES_VERIFIED,
-    RETURNED_AT,
-    UNFOLLOWED,
-    VERIFIED_UNDER,
-    change_covered,
-    is_unfollowed,
-    planned_s,
-    seconds_read,
-    took_s,
-    verification_problem,
-)
+from rekey.status import facts
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
@@ -161,7 +148,7 @@ async def verify_full(
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
         control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
     change_id = "" if row is None else row.change_id
-    if change_id and change_id != change_covered(
+    if change_id and change_id != facts.change_covered(
         run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
     ):
         # Whoever changed the rows may have been killed with a request in flight, which takes effect after
@@ -227,16 +214,16 @@ def _record_facts(run: Run, change_id: str, since: str | None, *, followed: bool
         followed: whether clients were registered, or need not be.
     """
     covered = f"{last_number(run)} {change_id}" if change_id else None
-    run.state.set_fact(run.script_id, VERIFIED_UNDER, covered)
+    run.state.set_fact(run.script_id, facts.VERIFIED_UNDER, covered)
     if since is not None:
         # A pass made meanwhile has covered what changed before it, too.
         passed = run.state.get_fact(run.script_id, WATERMARK)
         run.state.set_fact(run.script_id, WATERMARK, max(since, passed or since, key=ticks_of))
     # Of a version before 0.2, about an earlier rollback; left, it would keep the gate closed for good.
-    run.state.set_fact(run.script_id, RETURNED_AT, None)
+    run.state.set_fact(run.script_id, facts.RETURNED_AT, None)
     _forget(run)
     if not followed:
-        run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
+        run.state.set_fact(run.script_id, facts.UNFOLLOWED, str(last_number(run)))
 
 
 def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
@@ -267,7 +254,9 @@ def rows_to_read(run: Run) -> int | None:
     last = run.state.latest_verification(run.script_id)
     if last is not None:
         return last.rows_source + last.rows_target
-    plan, source_rows = (run.state.get_fact(run.script_id, name) for name in (PLAN_FACT, ESTIMATED_ROWS))
+    plan, source_rows = (
+        run.state.get_fact(run.script_id, name) for name in (PLAN_FACT, facts.ESTIMATED_ROWS)
+    )
     try:
         [planned] = json.loads(plan or "")["plan"]["migrations"]
         rows = [target["rows"] + target.get("secondary_rows", 0) for target in planned["targets"]]
@@ -320,7 +309,7 @@ def _forget(run: Run) -> None:
     """Forget the digests of an unfinished comparison, and what was noted about it."""
     run.state.keep_digests(run.script_id, None)
     run.state.set_fact(run.script_id, WORKED_S, None)
-    run.state.set_fact(run.script_id, DIFFERING_SO_FAR, None)
+    run.state.set_fact(run.script_id, facts.DIFFERING_SO_FAR, None)
 
 
 def _resumable_s(run: Run, work: Partial | Ranges) -> float:
@@ -328,7 +317,7 @@ def _resumable_s(run: Run, work: Partial | Ranges) -> float:
     gate, by what the last one took, else by the plan; and by its own work so far, which may exceed both."""
     last = run.state.latest_verification(run.script_id)
     plan = run.state.get_fact(run.script_id, PLAN_FACT)
-    expected_s = planned_s(plan) if last is None else took_s(last)
+    expected_s = facts.planned_s(plan) if last is None else facts.took_s(last)
     return run.config.gates.max_age_s(max(expected_s, _worked_s(run, work)))
 
 
@@ -337,7 +326,7 @@ def _worked_s(run: Run, work: Partial | Ranges) -> float:
     if (stored := run.state.get_fact(run.script_id, WORKED_S)) is not None:
         return float(stored)
     # Stored by an earlier version.
-    return seconds_read(readings(work.reads))
+    return facts.seconds_read(readings(work.reads))
 
 
 def _stopwatch(run: Run, before_s: float) -> Callable[[], float]:
@@ -357,7 +346,7 @@ def keep(run: Run, basis: str, worked_s: Callable[[], float], work: Partial | Ra
     run.still_alone()
     rows = work.differing_rows if isinstance(work, Ranges) else 0
     run.state.set_fact(run.script_id, WORKED_S, f"{worked_s():.3f}")
-    run.state.set_fact(run.script_id, DIFFERING_SO_FAR, str(rows) if rows else None)
+    run.state.set_fact(run.script_id, facts.DIFFERING_SO_FAR, str(rows) if rows else None)
     run.state.keep_digests(run.script_id, StoredDigests(basis, work.begun_at, work.as_state()))
     run.checkpointed()
 
@@ -392,7 +381,7 @@ def wrong(report: FullReport) -> int:
 def unfollowed(run: Run) -> bool:
     """Tell whether the last full verification was made while no client was registered."""
     last = run.state.latest_verification(run.script_id)
-    return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
+    return last is not None and facts.is_unfollowed(last, run.state.facts(run.script_id))
 
 
 def compares_indexes(run: Run, control: ControlRow) -> bool:
@@ -415,7 +404,7 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
         )
     run.state.audit("index-verification", run.script_id, report.as_json())
     figures = {"at": report.finished_at, "divergences": report.differences.stable}
-    run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(figures))
+    run.state.set_fact(run.script_id, facts.INDEXES_VERIFIED, json.dumps(figures))
     return report
 
 
@@ -448,10 +437,10 @@ def closed_by_verification(run: Run, control: ControlRow, *, completed_after: in
         completed_after: for the handover, which needs no client to have been registered: the number of the
             last full verification at `complete`, which does not count.
     """
-    last, facts = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
-    problem = verification_problem(
+    last = run.state.latest_verification(run.script_id)
+    problem = facts.verification_problem(
         last,
-        facts,
+        run.state.facts(run.script_id),
         now=run.clock.ticks(),
         gates=run.config.gates,
         control=control,

@@ -17,17 +17,7 @@ from rekey.core.clock import Clock, SystemClock
 from rekey.core.distribution import VERSION
 from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
-from rekey.tables import wire
-from rekey.tables.answers import (
-    Answer,
-    may_be_applied,
-    read_batch,
-    read_done,
-    read_etag,
-    read_row,
-    read_tables,
-    read_time,
-)
+from rekey.tables import answers, wire
 from rekey.tables.base import (
     MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
@@ -142,7 +132,7 @@ class AzureTableService:
         check_table_name(name, in_target_account=self.is_target_account)
         body = orjson.dumps({"TableName": own_name(name)})
         request = Request("POST", "Tables", f"create table {name}", {**wire.COMMON_HEADERS, **_SENDING}, body)
-        outcome = await self._requester.call(request, read_done)
+        outcome = await self._requester.call(request, answers.read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
         if isinstance(outcome.error, errors.RowMissing):
@@ -160,7 +150,7 @@ class AzureTableService:
         request = Request(
             "DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", wire.COMMON_HEADERS
         )
-        outcome = await self._requester.call(request, read_done)
+        outcome = await self._requester.call(request, answers.read_done)
         if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             # True where an earlier attempt of this call may have deleted it.
             return outcome.ambiguous
@@ -172,7 +162,7 @@ class AzureTableService:
         path = f"{own_name(name)}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
         request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
         try:
-            return await self._requester.read(request, read_done)
+            return await self._requester.read(request, answers.read_done)
         except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
             return False
 
@@ -183,7 +173,7 @@ class AzureTableService:
         while after is not None:
             path = "Tables" + wire.query_string([("NextTableName", after)] * bool(after))
             request = Request("GET", path, "list tables", wire.COMMON_HEADERS)
-            names, after = await self._requester.read(request, read_tables)
+            names, after = await self._requester.read(request, answers.read_tables)
             listed += names
         return listed
 
@@ -191,7 +181,7 @@ class AzureTableService:
         """Return the service's time, in whole seconds; also works if listing tables is refused (403)."""
         path = "Tables" + wire.query_string([("$top", "1")])
         request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
-        return await self._requester.read(request, read_time)
+        return await self._requester.read(request, answers.read_time)
 
     async def close(self) -> None:
         """Close connections and the credential. Idempotent."""
@@ -223,7 +213,7 @@ class AzureTable(Table):
         path = wire.entity_path(self._own, key) + wire.query_string(parameters)
         request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
         try:
-            row = await self._requester.read(request, read_row)
+            row = await self._requester.read(request, answers.read_row)
         except errors.RowMissing:
             return None
         return row if select is None else wire.projected(row, select)
@@ -232,12 +222,7 @@ class AzureTable(Table):
         parameters = [] if select is None else [("$select", _selection(select))]
         parameters.append(("$filter", wire.key_filter(key)))
         pages = read_range(
-            self._requester,
-            self._name,
-            EVERYTHING,
-            lambda _: [parameters],
-            size=PageSize(0),
-            ahead=False,
+            self._requester, self._name, EVERYTHING, lambda _: [parameters], size=PageSize(0), ahead=False
         )
         async with aclosing(pages):
             async for fetched, _ in pages:
@@ -261,7 +246,7 @@ class AzureTable(Table):
         on_version = any(map(_on_version, operations))
         request = Request("POST", "$batch", doing, headers, body, on_version, self._service_s)
         self._service.sent.add(OPERATIONS, len(operations))
-        return await self._written(request, operations, read_batch)
+        return await self._written(request, operations, answers.read_batch)
 
     async def scan(
         self,
@@ -287,13 +272,7 @@ class AzureTable(Table):
         unsure = 0 if selection else FIRST_PAGE_ROWS
         size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
         reading = read_range(
-            self._requester,
-            self._name,
-            within,
-            queries,
-            size=size,
-            most=page_rows,
-            ahead=ahead,
+            self._requester, self._name, within, queries, size=size, most=page_rows, ahead=ahead
         )
         async with aclosing(reading) as pages:
             async for fetched, more in pages:
@@ -318,14 +297,14 @@ class AzureTable(Table):
             # Without the header an update would be an upsert.
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
         request = Request(method, path, doing, headers, body, _on_version(operation), self._service_s)
-        [etag] = await self._written(request, [operation], read_etag)
+        [etag] = await self._written(request, [operation], answers.read_etag)
         return etag or ""
 
     async def _written(
         self,
         request: Request,
         operations: Sequence[Operation],
-        read: Callable[[Answer, str, Sequence[Operation]], list[str | None]],
+        read: Callable[[answers.Answer, str, Sequence[Operation]], list[str | None]],
     ) -> list[str | None]:
         """Send a write and return its ETags; settle an ambiguous outcome by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
@@ -346,7 +325,7 @@ class AzureTable(Table):
         verdict = all_applied(operations, now, by_content=by_content)
         if verdict is WriteApplied.YES:
             return [None if row is None else row[ETAG] for row in now]
-        if isinstance(error, errors.Unavailable) and not may_be_applied(error):
+        if isinstance(error, errors.Unavailable) and not answers.may_be_applied(error):
             raise _left_open(error, error.code)  # this attempt was not applied; an earlier one may have been
         if verdict is WriteApplied.NO or not outcome.final:
             raise error

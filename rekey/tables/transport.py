@@ -111,14 +111,7 @@ class Transport:
         agent: beginning of the User-Agent; `AZURE_HTTP_USER_AGENT` is appended.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        credential: Credential,
-        network: Network,
-        *,
-        agent: str,
-    ) -> None:
+    def __init__(self, endpoint: str, credential: Credential, network: Network, *, agent: str) -> None:
         self._endpoint, self._network = endpoint, network
         self._signer = Signer(credential)
         self._proxy = network.proxies.get(urlsplit(endpoint).scheme) or environment_proxy(endpoint)

@@ -15,19 +15,11 @@ from rekey.errors import Interrupted, StateUnusable
 from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, KeyRange, Row
 from rekey.tables.base import Page
 from rekey.tables.parallel import ParallelScan, Reader
+from rekey.verify import report
 from rekey.verify.bucket_digests import SOURCE, Part, Partial, Reads, all_reads, rows_in
 from rekey.verify.context import Keys, ReconcileContext
 from rekey.verify.first_pass import LEAST_AT_RATES, LEAST_ROWS, Due, RowAdder
 from rekey.verify.full import Comparison, compare, report_of
-from rekey.verify.report import (
-    LISTED,
-    Findings,
-    FullReport,
-    RepairReport,
-    all_findings,
-    all_repairs,
-    stored_findings,
-)
 
 # A range ends at the next partition after so many source rows or seconds. What is being read when a
 # comparison is killed is read twice: of one that is killed once an hour less than a hundredth.
@@ -60,7 +52,7 @@ class Ranges:
     # Of the ranges in which nothing differs.
     counts: Counter[str] = field(default_factory=Counter)
     # What differs in the others.
-    findings: Findings = field(default_factory=Findings)
+    findings: report.Findings = field(default_factory=report.Findings)
     # By target, the buckets that differed when they were first read.
     reread: list[set[int]] = field(default_factory=list, repr=False)
     # The ranges in which rows differ; with one more than `MOST_DIFFERING` not all of them.
@@ -98,7 +90,7 @@ class Ranges:
         if len(self.differing) > MOST_DIFFERING:
             return False
         self.parts += [Part(SOURCE, within) for within in self.differing]
-        self.unequal, self.findings, self.differing = _nothing(len(self.equal.actual)), Findings(), []
+        self.unequal, self.findings, self.differing = _nothing(len(self.equal.actual)), report.Findings(), []
         return True
 
     def as_state(self) -> dict[str, Any]:
@@ -120,7 +112,7 @@ class Ranges:
             parts = Partial.from_state({**state["equal"], "parts": state["parts"]}, targets=targets).parts
             equal, unequal, large = (Partial.from_state(state[name], targets=targets) for name in _PARTIALS)
             counts = Counter({name: int(state["counts"].get(name, 0)) for name in _COUNTED})
-            findings = stored_findings(state["findings"])
+            findings = report.stored_findings(state["findings"])
             reread = [_bits(int(text, 16)) for text in state["reread"]]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise StateUnusable(
@@ -140,7 +132,7 @@ async def compare_ranges(
     *,
     checkpoint: Callable[[Ranges], None] = lambda _work: None,
     repair: bool = False,
-) -> FullReport:
+) -> report.FullReport:
     """Compare every row and every property range by range, as `full` compares everything at once. Arguments
     and errors as those of `full`; `ctx.mapper` keeps partitions, `ctx.propagate_first` is not set. Rows that
     differ by an earlier sitting are not repaired, nor their keys named: `Ranges.compare_again`."""
@@ -176,7 +168,7 @@ def _merged(comparisons: Sequence[Comparison]) -> Comparison:
         for buckets in zip(*(each.reread for each in comparisons), strict=True)
     ]
     return Comparison(
-        all_findings([each.findings for each in comparisons]), all_repairs(repaired), reread, []
+        report.all_findings([each.findings for each in comparisons]), report.all_repairs(repaired), reread, []
     )
 
 
@@ -218,13 +210,13 @@ class _Comparing(ParallelScan[_PartReader]):
         self.least = (LEAST_ROWS if reads.prefetch else LEAST_AT_RATES) // 2
         self._due = Due(ctx.clock, CHECKPOINT_S)
         self._not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-        self._repaired: RepairReport | None = None
+        self._repaired: report.RepairReport | None = None
 
     @property
     def compared(self) -> Comparison:
         """What was found in all ranges."""
         counts: dict[str, Any] = dict(self._work.counts)
-        findings = all_findings([self._work.findings, Findings(**counts)])
+        findings = report.all_findings([self._work.findings, report.Findings(**counts)])
         return Comparison(findings, self._repaired, list(map(frozenset, self._work.reread)), [])
 
     def _store_if_due(self, rows: int) -> None:
@@ -318,14 +310,14 @@ class _Comparing(ParallelScan[_PartReader]):
     def _note(self, within: KeyRange, digests: Partial, compared: Comparison, keys: Keys | None) -> None:
         """Note a range in which rows differ."""
         work = self._work
-        if self._ctx.keys is not None and keys and len(work.findings.listed) < LISTED:
+        if self._ctx.keys is not None and keys and len(work.findings.listed) < report.LISTED:
             self._ctx.keys.update(keys)
         work.unequal.merge(digests)
-        work.findings = all_findings([work.findings, compared.findings])
+        work.findings = report.all_findings([work.findings, compared.findings])
         if len(work.differing) <= MOST_DIFFERING:
             work.differing.append(within)
         repaired = [each for each in (self._repaired, compared.repaired) if each is not None]
-        self._repaired = all_repairs(repaired)
+        self._repaired = report.all_repairs(repaired)
 
     def split(self, reader: _PartReader, middle: EntityKey) -> _PartReader:
         """End a part behind a partition, and return its rest."""

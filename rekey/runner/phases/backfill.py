@@ -169,10 +169,7 @@ async def swept_rows(run: Run) -> int:
     await require_rows(run, run.source, run.targets[0])
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
-            run.propagator,
-            concurrency=run.config.limits.concurrency,
-            advance=advance,
-            check=run.check,
+            run.propagator, concurrency=run.config.limits.concurrency, advance=advance, check=run.check
         )
 
 

@@ -39,12 +39,7 @@ from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.references import closed_by_references
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import (
-    closed_by_emptied,
-    closed_by_source,
-    closed_by_tables,
-    require_few_deletes,
-)
+from rekey.runner.remaining import closed_by_emptied, closed_by_source, closed_by_tables, require_few_deletes
 from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
