@@ -205,6 +205,9 @@ def apply(
     if goal in GATED and not scripts and group is None and len(chosen) > 1:
         listed = ", ".join(script.script_id for script in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    if stop_at_most is not None and {script.migration.capture for script in chosen} == {"dual-write"}:
+        waits = 'in capture "dual-write" writes wait for seconds ([gates] freeze_timeout)'
+        raise click.UsageError(f'--stop-at-most goes with capture "delta": {waits}')
     if follow and group is not None:
         then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].cli_selector, Phase.CUTOVER)}`"
         raise click.UsageError(f"--follow follows one migration that has no group: {then}")

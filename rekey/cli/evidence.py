@@ -148,6 +148,8 @@ def verify(
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
     off, a bundle made again or signed with another key. Needs the bundle and the public key, nothing else.
     """
+    if timestamp_root is not None and without_timestamp:
+        raise click.UsageError("--timestamp-root and --without-timestamp contradict each other")
     keys = _keys_for(shell, key_files, folder)
     root = None if timestamp_root is None else read_root(timestamp_root)
     try:
@@ -201,6 +203,8 @@ def recompute(
     """
     if endpoint is None and (key_env or targets_endpoint or targets_key_env):
         raise click.UsageError("--key-env, --targets-endpoint and --targets-key-env go with --endpoint")
+    if targets_endpoint is None and targets_key_env:
+        raise click.UsageError("--targets-key-env goes with --targets-endpoint")
     targets = targets_endpoint, targets_key_env
     if endpoint is None or mapping:
         _refuse_within(shell, folder)

@@ -70,8 +70,8 @@ def plan(
     if offline and (exact or show_keys or requests or compare or (out or rate) is not None):
         raise click.UsageError("--offline looks at no row: it goes with --html alone")
     if compare:
-        if out is not None or show_keys:
-            raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
+        if out is not None or show_keys or requests or group is not None:
+            raise click.UsageError("--compare goes with --exact, --rate and --html alone: it is for choosing")
         return _compare(shell, scripts, html, exact=exact, rate=rate)
     project = open_project(shell)
     if group is not None:

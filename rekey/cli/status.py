@@ -44,6 +44,8 @@ def status(
     Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
     migrations are shown.
     """
+    if watch and requests:
+        raise click.UsageError("--watch prints a line for each migration: leave out --requests")
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if group is not None:

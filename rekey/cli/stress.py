@@ -101,6 +101,8 @@ def stress(
         raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
     if mix is not None and batch is not None:
         raise click.UsageError("--batch does not go with --mix: write [batch] rows in the file")
+    if exact and table is None and design is None:
+        raise click.UsageError("--exact goes with TABLE or --design: the file of --mix gives the partitions")
     config = load_config(shell.config.path)
     if mix is None:
         operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))

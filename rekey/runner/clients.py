@@ -534,8 +534,13 @@ class InFlight:
         # A later call needs a scan that begins later: an older one could miss the intent of a write that the
         # caller saw half done.
         self._next = None
-        sources, targets = set[EntityKey](), set[EntityKey]()
-        async for intents in self._run.journal.scan():
-            for intent in intents:
-                (targets if intent.side == TARGET else sources).add(intent.key)
-        return sources, targets
+        return await announced_keys(self._run)
+
+
+async def announced_keys(run: Run) -> tuple[set[EntityKey], set[EntityKey]]:
+    """Return the source keys and the main target keys for which the journal announces a write."""
+    sources, targets = set[EntityKey](), set[EntityKey]()
+    async for intents in run.journal.scan():
+        for intent in intents:
+            (targets if intent.side == TARGET else sources).add(intent.key)
+    return sources, targets

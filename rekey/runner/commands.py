@@ -404,6 +404,7 @@ def verify(
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
+        ConfigurationError: `--executor` names workers where only index rows are compared.
     """
     run = session.resume(script_id)
     control = session.do(run.control.read())
@@ -412,6 +413,8 @@ def verify(
     if indexes and mode is not Mode.FULL:
         target = run.targets[0].name
         raise refusal("indexes-only-in-full", script=script_id, phase=phase, target=target)
+    if indexes and session.options.executor:
+        raise refusal("no-workers-for-indexes", script=script_id, phase=phase)
     if not indexes:
         _require_comparable(run, control)
     try:
@@ -468,7 +471,7 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
 
     Raises:
         Refused: no rollback from here, or another migration builds on this one.
-        ConfigurationError: `drop` is None and the rollback leads to `source`.
+        ConfigurationError: `drop` is None and the rollback leads to `source`, or the other way round.
     """
     return _rollback(session, [script_id], to=to, drop=drop, whole=False)[script_id]
 
@@ -503,6 +506,9 @@ def _rollback(
         targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
         selector = runs[0].declared.cli_selector if whole else script_ids[0]
         raise refusal("targets-undecided", script=selector, targets=targets)
+    if goal is ControlPhase.DUAL_WRITE and Phase.COMPLETE not in applied and drop is not None:
+        phase = runs[0].declared.migration.shown(Phase.DUAL_WRITE)
+        raise refusal("targets-stay", phase=phase, option="--drop-targets" if drop else "--keep-targets")
     for script_id in script_ids:
         session.ledger.require_rollback(script_id, downto)
     undone: dict[str, list[Phase]] = {script_id: [] for script_id in script_ids}

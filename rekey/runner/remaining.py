@@ -18,6 +18,7 @@ from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
 from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.protocol.reverse import ReversePropagator
+from rekey.runner.clients import announced_keys
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
@@ -155,6 +156,9 @@ async def require_droppable(run: Run) -> None:
     else:
         proof["only_in_target"] = len(only)
         if only and not run.options.reason:
+            if not run.is_delta and not await _unannounced(run, only):
+                rows, script = counted(len(only), "row"), run.script_id
+                raise refusal("rows-unsettled", rows=rows, target=run.targets[0], script=script)
             rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
             listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
             more = ", …" if len(only) > _NAMED else ""
@@ -232,10 +236,12 @@ async def rows_only_in_target(run: Run) -> list[EntityKey]:
     return await _without_source(run, candidates)
 
 
-async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[EntityKey]:
+async def _without_source(
+    run: Run, candidates: Sequence[EntityKey], *, rounds: int = _ROUNDS
+) -> list[EntityKey]:
     """Return the main target keys whose row exists and whose source row does not."""
     left = list(candidates)
-    for number in range(_ROUNDS):
+    for number in range(rounds):
         if number and left:
             await run.clock.sleep(_PAUSE_S)
         still: list[EntityKey] = []
@@ -254,6 +260,18 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
         if run.is_delta:
             break  # replicas do not follow at once: waiting changes nothing
     return sorted(left)
+
+
+async def _unannounced(run: Run, missing: Sequence[EntityKey]) -> list[EntityKey]:
+    """Return those main target keys without a source row for which the journal announces no write. A write in
+    flight, or one that a dead client left, has reached one side, and is settled."""
+    sources, targets = set[EntityKey](), set[EntityKey]()
+    with suppress(TableMissing):
+        sources, targets = await announced_keys(run)
+    owners = {key: await _owner(run, key) for key in missing}
+    left = [key for key, owner in owners.items() if key not in targets and owner not in sources]
+    # The intent of a write that ended since the source was read is gone, and the row is there.
+    return await _without_source(run, left, rounds=1)
 
 
 async def has_migrated_row(run: Run, key: EntityKey) -> bool:
@@ -290,6 +308,8 @@ async def closed_by_source(run: Run) -> list[str]:
         if len(sample) >= SAMPLED:
             break
     missing = await _without_source(run, sample[:SAMPLED])
+    # What the journal announces is settled before authority moves, or keeps it from moving.
+    missing = missing and await _unannounced(run, missing)
     if not missing:
         return []
     # A repair follows claims: a row written past the clients has none, and stays without a source row.

@@ -215,8 +215,8 @@ def test_the_page_of_a_comparison_holds_no_key(rekey: Commands) -> None:
     ("words", "said"),
     [
         (("--compare", "0002"), "takes two scripts"),
-        (("--compare", "0002", "0002", "--show-keys"), "neither --out nor --show-keys"),
-        (("--compare", "0002", "0002", "--out", "plan.json"), "neither --out nor --show-keys"),
+        (("--compare", "0002", "0002", "--show-keys"), "goes with --exact, --rate and --html alone"),
+        (("--compare", "0002", "0002", "--out", "plan.json"), "goes with --exact, --rate and --html alone"),
         (("--compare", "0002", "0001"), "of two tables: Posts and Users"),
     ],
 )

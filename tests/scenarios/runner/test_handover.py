@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from rekey.errors import GateClosed, Refused, RowMissing, WritesRefused
+from rekey.errors import ConfigurationError, GateClosed, Refused, RowMissing, WritesRefused
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import Maintainer
 from rekey.protocol.rules import View
 from rekey.runner import commands
+from rekey.runner.commands import Mode
 from rekey.runner.handover import hand_over
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
@@ -259,6 +260,16 @@ def test_a_comparison_after_the_handover_repairs_what_is_missing(posts: Company)
     assert posts.verify(repair=True).repair is not None
     assert without_index_rows(posts) == []
     assert not posts.verify().findings
+
+
+def test_workers_are_refused_where_only_index_rows_are_compared(posts: Company) -> None:
+    complete(posts)
+    posts.verify()
+    handed_over(posts)
+    options = Options(executor="rekey.executors:processes")
+    with posts.session(options) as session, pytest.raises(ConfigurationError, match="no worker") as refused:
+        commands.verify(session, posts.script_id, mode=Mode.FULL)
+    assert refused.value.hint == "leave out --executor"
 
 
 def test_a_repair_after_the_handover_deletes_no_main_row(posts: Company) -> None:

@@ -468,7 +468,7 @@ def test_a_canceled_rollback_resumes_and_goes_no_further(cut_over: Project) -> N
     control = ControlStore(cut_over.restricted, SCRIPT)
     asyncio.run(control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE))
     asyncio.run(control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE))
-    rollback(cut_over, drop=True)
+    rollback(cut_over)
     assert control_phase(cut_over) is ControlPhase.DUAL_WRITE
     assert actual(cut_over) == expected(cut_over)
     apply(cut_over, Phase.CUTOVER, STOPPED)

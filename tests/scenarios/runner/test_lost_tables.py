@@ -23,7 +23,7 @@ from rekey.runner.run import Options, Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.asserts.command_line import Commands
-from tests.worlds.company import Company, company, company_at
+from tests.worlds.company import Client, Company, company, company_at
 from tests.worlds.erasure import PLAIN_USERS, SCRIPT, Lives, begin, complete, rows_of
 from tests.worlds.evidence import prove
 from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
@@ -470,3 +470,43 @@ def test_the_source_is_retired_for_a_recorded_reason(users: Commands) -> None:
         "target_rows": ROWS - 1,
         "reason": "closed accounts",
     }
+
+
+# --- what a client left that was killed ---------------------------------------------------------------------
+
+
+def killed_before(made: Company, client: Client, table: str, operation: Operation) -> None:
+    """Let a client write, and kill it before its first write of a table."""
+
+    async def write() -> None:
+        await client.write(operation)
+
+    made.writes(write())
+    made.dies_in_the_middle(client, lambda call: call.table == table and call.writes, at=1)
+
+
+def test_authority_moves_back_with_a_row_that_a_killed_client_left_out_of_the_source(made: Company) -> None:
+    """The row counts as missing in the source until its intent is settled, which a rollback waits for."""
+    made.apply(Phase.CUTOVER)
+    [(_, new)] = made.mapper.map(user("new@example.com"))
+    killed_before(made, made.clients[1], "Users", Operation(Verb.INSERT, new))
+    assert len(made.project.rows("Users")) == ROWS < len(made.project.rows("UsersV2"))
+    made.rollback()
+    assert made.phase is ControlPhase.DUAL_WRITE
+    assert "new@example.com" in {row["RowKey"] for row in made.project.rows("Users")}
+    made.assert_in_step()
+
+
+def test_targets_are_not_dropped_while_a_killed_clients_write_is_unsettled(made: Company) -> None:
+    key = key_of(made.project.rows("Users")[0])
+    delete = Operation(Verb.DELETE, {"PartitionKey": key.partition, "RowKey": key.row}, "*")
+    killed_before(made, made.clients[0], "UsersV2", delete)
+    assert len(made.project.rows("Users")) < ROWS == len(made.project.rows("UsersV2"))
+    with pytest.raises(Refused) as refused:
+        made.rollback(ControlPhase.SOURCE, drop=True)
+    assert "writes of 1 row of UsersV2 are not settled yet" in refused.value.what
+    assert f"`rekey apply {made.script_id}` settles" in refused.value.hint
+    made.live(60)
+    made.apply()
+    made.rollback(ControlPhase.SOURCE, drop=True)
+    assert made.phase is None
