@@ -161,7 +161,8 @@ class ClientLease:
         self._settling = False
         self._closed = False
         self._read_lock = asyncio.Lock()
-        self._reads = 0
+        # Reads that have ended, and that have begun; the last of them that succeeded, in the order begun.
+        self._reads = self._begun = self._newest = 0
         self._moved = asyncio.Event()
         self._wanted = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -260,9 +261,9 @@ class ClientLease:
         return self.monotonic() < permit.until
 
     async def reread(self) -> Permit:
-        """Read the control row now, and return the permit by this reading. Raises RekeyError: the row could
-        not be read, or the reading refuses anything."""
-        await self._read()
+        """Return the permit by a reading of the control row that begins after this call. Raises RekeyError:
+        the row could not be read, or the reading refuses anything."""
+        await self._read(after=self._begun)
         if self._reading.refusal is not None:
             raise self._reading.refusal.error()
         return self._grant()
@@ -397,19 +398,29 @@ class ClientLease:
 
     # --- reading and acknowledging ------------------------------------------------------------------------
 
-    async def _read(self, *, shared: bool = False) -> None:
-        """Beat, then read the control row. `shared`: another task's read since the call is enough. Raises
-        Unavailable after `lease_s`: a read that takes longer extends nothing."""
+    async def _read(self, *, shared: bool = False, after: int | None = None) -> None:
+        """Beat, then read the control row.
+
+        Args:
+            shared: another task's read that ends after the call is enough.
+            after: so is a read that succeeds, and that begins after this number of reads.
+
+        Raises:
+            Unavailable: it took longer than `lease_s`: such a read extends nothing.
+        """
         asked = self._reads
         try:
             async with asyncio.timeout(self.settings.lease_s), self._read_lock:
-                if not shared or self._reads == asked:
-                    await self._beat_and_read()
+                if (shared and self._reads != asked) or (after is not None and self._newest > after):
+                    return
+                await self._beat_and_read()
         except TimeoutError:
             raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
 
     async def _beat_and_read(self) -> None:
         began = self.monotonic()
+        self._begun += 1
+        number = self._begun
         try:
             # The beat comes first: a runner that moves the control row and then lists the clients either
             # finds this client's row, or this client reads the move.
@@ -428,6 +439,7 @@ class ClientLease:
         # Timestamp on, by the service's clock. So no two clocks are compared. A beat without a reading after
         # it extends nothing.
         self._trusted_until = began + self.settings.lease_s
+        self._newest = number
         self._problems.pop("read", None)
 
     def _take(self, read: ControlRow | None) -> None:

@@ -15,16 +15,18 @@ from rekey.client.sdk import router as router_module
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.router import Carrier, PartRouter
 from rekey.client.send import send_alone
-from rekey.errors import Ambiguous, RowExists, WritesRefused
+from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlStore
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import closed_after, reads, refused
 from tests.worlds.dual_write import delete, insert, merge, replace, upsert
 from tests.worlds.merged_tables import ALL, DE, FR, FREE, Merged, merging, order
+from tests.worlds.parts_of_a_table import UNHURRIED
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
@@ -327,10 +329,25 @@ async def test_a_query_that_could_miss_rows_of_a_cancelled_migration_is_refused(
         assert await reads(carrier, condition="RowKey eq '1'") == closed
 
 
-@pytest.mark.parametrize("late", [True, False])
-async def test_a_late_row_in_capture_delta_is_not_reported_as_written_if_a_rollback_may_have_missed_it(
-    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, late: bool
+@pytest.mark.parametrize(
+    ("meanwhile", "is_written"),
+    [
+        ((), True),
+        ((COMPLETE,), True),
+        ((FREEZE,), False),
+        ((FREEZE, DUAL), False),
+        ((FREEZE, DUAL, FREEZE, CUTOVER), False),
+    ],
+    ids=["nothing", "complete", "freeze", "rollback", "rollback and cutover"],
+)
+async def test_a_row_in_capture_delta_is_reported_as_written_if_no_rollback_may_have_missed_it(
+    service: TableService,
+    table_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Sequence[ControlPhase],
+    is_written: bool,
 ) -> None:
+    """Within the lease the client knows of none of these moves."""
     merged = await Merged.create(service, table_name, capture="delta")
     await merged.begin(DE, DUAL)
     await merged.begin(FR, *TO_CUTOVER)
@@ -338,19 +355,33 @@ async def test_a_late_row_in_capture_delta_is_not_reported_as_written_if_a_rollb
     async def sent(
         table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
     ) -> list[str | None]:
-        await merged.begin(FR, FREEZE, DUAL)
+        await merged.begin(FR, *meanwhile)
         return await send_alone(table, operations, wait)
 
-    async with following(merged) as carrier:
-        monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+    async with closed_after(merged.carrier(DE, FR, settings=UNHURRIED)) as carrier:
         await carrier.write([insert(merged.new(FR))])
         monkeypatch.setattr(router_module, "send_alone", sent)
-        again = [replace(merged.new(FR, value=2))]
-        if late:
-            with pytest.raises(Ambiguous):
-                await carrier.write(again)
+        if is_written:
+            await carrier.write([replace(merged.new(FR, value=2))])
         else:
-            await carrier.write(again)
+            with pytest.raises(Ambiguous):
+                await carrier.write([replace(merged.new(FR, value=2))])
+
+
+async def test_a_row_in_capture_delta_is_written_without_another_reading_once_it_is_complete(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = await Merged.create(service, table_name, capture="delta")
+    await merged.begin(DE, DUAL)
+    await merged.begin(FR, *TO_COMPLETE)
+
+    async def failing(_store: ControlStore) -> None:
+        raise Unavailable("the restricted store does not answer")
+
+    async with closed_after(merged.carrier(DE, FR, settings=UNHURRIED)) as carrier:
+        await carrier.open()
+        monkeypatch.setattr(ControlStore, "read", failing)
+        await carrier.write([insert(merged.new(FR))])
 
 
 @pytest.mark.parametrize("last", [DE, FR])

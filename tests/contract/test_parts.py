@@ -20,12 +20,14 @@ from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.effects import side_by_side
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import closed_after, reads, refused
 from tests.worlds.dual_write import insert, merge, replace, upsert
-from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, Parts, part, row
+from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, UNHURRIED, Parts, part, row
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
@@ -138,29 +140,80 @@ async def test_a_process_that_does_not_know_a_begun_part_reads_rows_of_all_that_
         assert await refused(carrier, insert(row(FREE))) == stale
 
 
-@pytest.mark.parametrize("late", [True, False])
-async def test_a_late_row_in_capture_delta_that_moved_on_meanwhile_is_not_reported_as_written(
-    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, late: bool
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "is_written"),
+    [
+        ((DUAL,), (), True),
+        ((DUAL,), (FREEZE,), False),
+        ((DUAL,), (FREEZE, CUTOVER), False),
+        ((DUAL,), (FREEZE, CUTOVER, FREEZE, DUAL), False),
+        ((), (DUAL,), True),
+        ((), (DUAL, FREEZE, CUTOVER), False),
+    ],
+    ids=["nothing", "freeze", "cutover", "cutover and back", "beginning", "all"],
+)
+async def test_a_row_in_capture_delta_is_reported_as_written_if_no_freeze_began_before_the_answer(
+    service: TableService,
+    table_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    before: Sequence[ControlPhase],
+    meanwhile: Sequence[ControlPhase],
+    is_written: bool,
 ) -> None:
+    """Within the lease the client knows of none of these moves."""
     parts = await Parts.create(service, table_name, capture="delta")
-    await parts.begin(NORTH, DUAL)
+    await parts.begin(NORTH, *before)
 
     async def sent(
         table: Table, operations: Sequence[Operation], wait: Callable[[], Awaitable[object]]
     ) -> list[str | None]:
-        await parts.begin(NORTH, FREEZE, CUTOVER)
+        await parts.begin(NORTH, *meanwhile)
         return await send_alone(table, operations, wait)
 
-    async with following(parts) as carrier:
-        monkeypatch.setattr(ClientLease, "in_time", lambda *_: not late)
+    async with closed_after(parts.carrier(NORTH, SOUTH, settings=UNHURRIED)) as carrier:
         await carrier.write([insert(row(NORTH))])
         monkeypatch.setattr(router_module, "send_alone", sent)
-        again = [replace(row(NORTH, value=2))]
-        if late:
-            with pytest.raises(Ambiguous):
-                await carrier.write(again)
+        if is_written:
+            await carrier.write([replace(row(NORTH, value=2))])
         else:
-            await carrier.write(again)
+            with pytest.raises(Ambiguous):
+                await carrier.write([replace(row(NORTH, value=2))])
+
+
+async def test_a_row_in_capture_delta_is_not_reported_as_written_if_the_control_row_cannot_be_read(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(NORTH, DUAL)
+
+    async def failing(_store: ControlStore) -> None:
+        raise Unavailable("the restricted store does not answer")
+
+    async with closed_after(parts.carrier(NORTH, SOUTH, settings=UNHURRIED)) as carrier:
+        await carrier.open()
+        monkeypatch.setattr(ControlStore, "read", failing)
+        with pytest.raises(Ambiguous):
+            await carrier.write([insert(row(NORTH))])
+
+
+async def test_writes_in_capture_delta_at_the_same_time_share_the_reading_after_them(
+    service: TableService, table_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = await Parts.create(service, table_name, capture="delta")
+    await parts.begin(NORTH, DUAL)
+    readings = 0
+    read = ControlStore.read
+
+    async def counted(store: ControlStore) -> ControlRow | None:
+        nonlocal readings
+        readings += 1
+        return await read(store)
+
+    async with closed_after(parts.carrier(NORTH, SOUTH, settings=UNHURRIED)) as carrier:
+        await carrier.open()
+        monkeypatch.setattr(ControlStore, "read", counted)
+        await side_by_side(carrier.write([insert(row(NORTH, str(number)))]) for number in range(30))
+    assert 1 <= readings < 30
 
 
 async def third_part(parts: Parts) -> Begun:
@@ -317,7 +370,7 @@ async def test_an_error_about_a_late_row_of_one_part_keeps_no_other_from_being_a
         announced.extend(operation.key for operation in operations)
         raise Unavailable("the restricted store does not answer")
 
-    monkeypatch.setattr(ClientCore, "announce_if_late", late)
+    monkeypatch.setattr(ClientCore, "before_answer", late)
     async with following(parts) as carrier:
         with pytest.raises(Unavailable):
             await carrier.write([insert(row("p", f"{name}1")) for name in (NORTH, SOUTH, FREE)])

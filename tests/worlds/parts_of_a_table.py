@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rekey import Migration, Target, keys, props, rows
@@ -20,6 +20,8 @@ from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import LeftOpen, no_wrapping_key
 
 QUICK = LeaseSettings(poll_s=0.2, lease_s=10.0, longest_operation_s=8.0, freeze_wait_s=1.0)
+UNHURRIED = replace(QUICK, poll_s=9.0)
+"""Of a client that knows of no move, unless it has to."""
 NORTH, SOUTH, FREE = "north", "south", "west"
 """PartitionKeys: of the first part, of the second one, and of neither."""
 

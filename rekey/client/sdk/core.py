@@ -209,10 +209,11 @@ class ClientCore(Leased):
                         wait = partial(asyncio.sleep, settings.max_in_flight_s)
                         etags = await send_alone(table, operations, wait)
             self.counters.writes += len(operations)
-            await self.announce_if_late(operations, permit)
+            await self.before_answer(operations, permit)
             return etags
 
-    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
+    async def before_answer(self, operations: Sequence[Operation], permit: Permit) -> None:
+        # Answered after its permit had expired, the write is announced, if it is followed by now.
         lease = await self.open()
         if self.options.is_index or lease.in_time(permit):
             return

@@ -16,6 +16,11 @@ from rekey.protocol.registry import ClientRow, Registry
 from rekey.protocol.rules import FROZEN, NEW_VIEW_CLOSED, PART_MOVED, View, reads_refused
 from rekey.tables.base import Accounts, Operation
 
+# From these phases a migration never goes back.
+_OVER = (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+# The epoch of `dual_write` before the first freeze: `source` is 1.
+_FOLLOWING_EPOCH = 2
+
 
 class _NoRegistry(Registry):
     """The registry of a migration whose runner asks for no clients: its operator stops the writers."""
@@ -53,13 +58,24 @@ class PartGuard(Leased):
                 return FROZEN
         return PART_MOVED if is_old else ""
 
-    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:  # noqa: ARG002
-        lease = await self.open()
-        if lease.in_time(permit):
+    async def before_answer(self, operations: Sequence[Operation], permit: Permit) -> None:  # noqa: ARG002
+        # A runner asks no guard whether it knows of a freeze, so a lease proves nothing. A write is done when
+        # the control row, read after it, says that none has begun: the runner copies it then.
+        if permit.phase in _OVER:
             return
+        lease = await self.open()
         try:
-            if self.unfollowed_refused(await lease.reread()) == "":
+            now = await lease.reread()
+            if self.unfollowed_refused(now) == "" and _is_without_freeze(permit, now):
                 return
         except RekeyError:
             pass  # as little is known
         raise took_too_long(self.table, sent=True)
+
+
+def _is_without_freeze(before: Permit, now: Permit) -> bool:
+    """Tell whether no freeze lay between two readings, in both of which writes pass."""
+    # Into a freeze and out of it are two moves. A control row that was not there yet has made one at most.
+    if before.phase is None:
+        return now.epoch <= _FOLLOWING_EPOCH
+    return now.run_id == before.run_id and now.epoch <= before.epoch + 1

@@ -53,9 +53,9 @@ class Leased(ABC):
         the code for `refusal`."""
 
     @abstractmethod
-    async def announce_if_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Announce rows that were written unfollowed, if the write was answered after its permit had expired
-        and they are followed by now. Raises ServiceError: unknown outcome, they may have come too late."""
+    async def before_answer(self, operations: Sequence[Operation], permit: Permit) -> None:
+        """Do what comes before the answer to a write of the migration's rows that was not followed. Raises
+        ServiceError: unknown outcome, they may have come too late to be copied."""
 
     async def _begin(self, accounts: Accounts, lease: ClientLease) -> None:  # noqa: ARG002
         """Do what is left before the first operation, once the lease has begun."""

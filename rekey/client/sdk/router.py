@@ -139,12 +139,12 @@ class PartRouter:
                 wait = partial(asyncio.sleep, settings.max_in_flight_s)
                 etags = await send_alone(first.whole_table(), operations, wait)
             first.counters.writes += len(operations)
-            late = []
+            checks = []
             for part, permit in permitted:
                 own = [each for each, owner in zip(operations, owners, strict=True) if owner is part]
                 if own:
-                    late.append(part.announce_if_late(own, permit))
-            await side_by_side(late)  # an error of one part keeps no other from its intents
+                    checks.append(part.before_answer(own, permit))
+            await side_by_side(checks)  # an error of one part keeps no other from its intents
             return etags
 
 
