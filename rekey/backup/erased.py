@@ -40,20 +40,23 @@ class ErasedRows:
         key, rows = key_of(row), self.rows
         if name == rows.source:
             return rows.forward_key(key) in self.buried or rows.ids.short(name, key) in self.recorded
-        if MAIN_ROW_KEY in row and rows.reverse_key(pointer_of(row)) in self.buried:
-            return True
-        if self._joint is not None:
-            place = self._joint.reverse_key(joint_key(prefix_of(name), key))
-            if place in self.buried:
+        named = [joint_key(prefix_of(name), key)]
+        if MAIN_ROW_KEY in row:
+            named.append(pointer_of(row))
+            if rows.reverse_key(named[-1]) in self.buried:
                 return True
+        if any(joint.reverse_key(main) in self.buried for joint in self._joint for main in named):
+            return True
         return rows.reverse_key(key, rows.tables.index(name)) in self.buried
 
     @cached_property
-    def _joint(self) -> MappingRows | None:
-        """The mapping rows of a migration whose kinds have these tables of their own. The control row does
-        not say whether it is one."""
+    def _joint(self) -> list[MappingRows]:
+        """The mapping rows of a migration whose kinds have the first two or more of these tables. The
+        control row does not say which of its targets hold main rows."""
         tables = self.rows.tables
-        return replace(self.rows, tables=(joint_name(tables),)) if len(tables) > 1 else None
+        return [
+            replace(self.rows, tables=(joint_name(tables[:mains]),)) for mains in range(2, len(tables) + 1)
+        ]
 
 
 class Unerased:

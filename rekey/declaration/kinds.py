@@ -52,7 +52,8 @@ class RowKind:
         when: the rows that are of this kind (`rekey.declaration.rows`); a row that meets the conditions of
             several kinds is of the first.
         target: the new table, the same for all kinds or this kind's own, with its keys and properties.
-        indexes: further tables filled from rows of this kind.
+        indexes: further tables filled from rows of this kind. Where kinds have tables of their own, the
+            pointer's `MainPartitionKey` begins with the name of the main row's table and a colon.
     """
 
     name: str
@@ -227,6 +228,7 @@ def _check_tables(kinds: Sequence[RowKind]) -> None:
     """Check kinds with tables of their own."""
     spelled: dict[str, str] = {}
     first = kinds[0].target
+    mains = {kind.target.table.lower() for kind in kinds}
     for kind in kinds:
         where, table = f"{kind.where}.target.table", kind.target.table
         before = spelled.setdefault(table.lower(), table)
@@ -234,7 +236,11 @@ def _check_tables(kinds: Sequence[RowKind]) -> None:
         other = is_in_target_account(table) != is_in_target_account(first.table)
         refuse_if(other, where, "kinds-accounts", table=table, first=first.table)
         refuse_if(kind.target.shared, f"{kind.where}.target.shared", "kinds-shared-table")
-        refuse_if(kind.indexes, f"{kind.where}.indexes", "kinds-index-tables")
+        # Keys of secondary rows are made as those of index tables, without the beginning that says the table.
+        beside = [index for index in kind.indexes if index.table.lower() in mains]
+        refuse_if(
+            beside, f"{kind.where}.indexes", "kinds-index-beside", table=beside[0].table if beside else ""
+        )
 
 
 def _check_pair(kind: RowKind, earlier: RowKind) -> None:

@@ -163,19 +163,19 @@ class KindMapper:
 
     def index_rows(self, target_row: Row) -> list[TargetRow]:
         """Return the index rows of a main row, made from that row alone. Raises RowRefused."""
-        inputs, (partition, row_key) = self._index_inputs, self._old_key_holders
+        inputs, (partition, row_key), own = self._index_inputs, self._old_key_holders, self._own(target_row)
         old_key = EntityKey(
-            self._old_key(target_row, partition, PARTITION_KEY) if PARTITION_KEY in inputs else "",
-            self._old_key(target_row, row_key, ROW_KEY) if ROW_KEY in inputs else "",
+            self._old_key(own, partition, PARTITION_KEY) if PARTITION_KEY in inputs else "",
+            self._old_key(own, row_key, ROW_KEY) if ROW_KEY in inputs else "",
         )
         for key, text in zip((PARTITION_KEY, ROW_KEY), old_key, strict=True):
             # Otherwise index rows could have keys that say that they are of another table number.
             if key in inputs and not text.startswith(self._when.prefix_of(key)):
                 problem = f"what the row holds as its old {key} is not that of a row of its kind"
                 raise RowRefused("no-old-key", f"{self._where}.properties", problem, cure=_OLD_KEY_CURE)
-        row = self._mapping.source_properties(target_row, old_key, self._needed, self._scope)
+        row = self._mapping.source_properties(own, old_key, self._needed, self._scope)
         row[TIMESTAMP] = target_row.get(TIMESTAMP)
-        return self._index_rows(row, target_row)
+        return self._index_rows(row, target_row)  # the pointer says which table holds the row
 
     @cached_property
     def index_inputs_lost(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekey.core.joint import names_in
+from rekey.core.joint import JointName, names_in, spoken
 from rekey.next_steps import after_findings, next_step
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
@@ -47,13 +47,14 @@ def full_lines(report: FullReport) -> list[str]:
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
     source_rows = counted(report.source_rows, "source row")
-    lines = wrapped(f"full verification of {report.source}: {source_rows}{_not_migrated(report)}")
+    source = _named(report.source)  # the main target, where index rows are compared with it
+    lines = wrapped(f"full verification of {source}: {source_rows}{_not_migrated(report)}")
     lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(table_read.sitting > 1 for table_read in report.read):  # the verification was cut off and resumed
         sittings = [
             (
                 str(read.sitting),
-                read.table,
+                _named(read.table),
                 f"{read.rows:,}",
                 f"{read.begun_at[:19]}Z",
                 f"{read.ended_at[:19]}Z",
@@ -73,6 +74,11 @@ def full_lines(report: FullReport) -> list[str]:
     elif not report.findings:
         lines += _meaning(report)
     return lines
+
+
+def _named(table: str) -> str:
+    """Return the name of a table, or of the folder of an export, in text for people."""
+    return spoken(table) if isinstance(table, JointName) else table
 
 
 def _reread(report: FullReport) -> list[str]:

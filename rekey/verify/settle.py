@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from rekey.core.concurrency import for_each
 from rekey.core.edm import canonical_content
+from rekey.core.joint import place_of
 from rekey.core.spill import Spill
 from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
@@ -381,7 +382,8 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[TrackedPoint]) -> Iter
         if verdict is None:
             continue
         if verdict.kind is DifferenceKind.REFUSED:
-            name, source_id = ctx.source.name, ctx.source_id(point.key)
+            # Where index rows are compared with main rows, these may be in several tables.
+            (name, _), source_id = place_of(ctx.source.name, point.key), ctx.source_id(point.key)
             refused = Divergence(DifferenceKind.REFUSED, name, "", source_id, code=verdict.code)
             yield KeyedDivergence(refused, point, point.key)
             continue

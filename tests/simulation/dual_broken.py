@@ -24,6 +24,8 @@ from rekey.client.route import Writer
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.steps import Decided, Draft, During, Followed, Prepared, State, targets_of
 from rekey.client.target_authority import TargetAuthority
+from rekey.core.joint import own_row
+from rekey.declaration.row_makers import IndexMaker
 from rekey.errors import Ambiguous
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore
@@ -67,6 +69,21 @@ class ForgetsOpenWrites(Writer):
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
+
+
+@contextmanager
+def pointers_without_tables() -> Iterator[None]:
+    """Let index rows point to a key, whatever the table of the main row."""
+    make_all = IndexMaker.make_all
+
+    def points_to_key(self: IndexMaker, row: Row, main: Row) -> list[Row]:
+        return make_all(self, row, own_row(main))
+
+    with (
+        mock.patch.object(IndexMaker, "make_all", points_to_key),
+        mock.patch.dict(small._mappers, clear=True),  # they remember rows as the program makes them
+    ):
+        yield
 
 
 @contextmanager

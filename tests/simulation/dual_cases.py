@@ -57,6 +57,7 @@ from tests.worlds.small import (
     SEATS,
     TICKETS,
     TICKETS_APART,
+    TICKETS_BY_OWNER,
     USERS,
     post,
     racer,
@@ -246,6 +247,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "benches": (BENCHES, bench("Ann"), bench_steps),
     "tickets": (TICKETS, ticket("1", Version=1), ticket_steps),
     "apart": (TICKETS_APART, ticket("1", Version=1), ticket_steps),
+    "apart by owner": (TICKETS_BY_OWNER, ticket("1", Version=1), ticket_steps),
     "drops": (DROPPING, ticket("1", Version=1), dropping_steps),
     "drops by key": (
         DROPPING_BY_KEY,

@@ -77,6 +77,10 @@ ONE_CLIENT = [
     "apart, dual_write: new replace",
     "apart, cutover: old close",
     "apart, cutover: new delete",
+    "apart by owner, dual_write: old close",
+    "apart by owner, cutover: new delete",
+    "apart by owner, cutover, absent: new insert",
+    "apart by owner, complete: new replace",
     "drops, dual_write: old draft by replace",
     "drops, dual_write, a draft: old replace",
     "drops, cutover, a draft: old merge a number",
@@ -138,6 +142,11 @@ LARGE = (
         for faults in ("an open outcome", "a busy service")
     ),
     *(
+        (name, faults)
+        for name in ("apart by owner, dual_write: old close", "apart by owner, cutover, absent: new insert")
+        for faults in ("an open outcome", "a busy service", "a crash, late requests")
+    ),
+    *(
         (f"{kind}, {phase}: old batch of delete and insert", faults)
         for kind in ("handles", "benches")
         for phase in ("dual_write", "cutover")
@@ -195,6 +204,8 @@ TWO_CLIENTS_QUICK = [
     ("apart, dual_write: old close | old delete", "no faults", 0),
     ("apart, dual_write: old close | new replace", "no faults", 0),
     ("apart, cutover: old delete | new upsert closed", "no faults", 0),
+    ("apart by owner, dual_write: old close | new replace", "no faults", 0),
+    ("apart by owner, cutover: old replace | new delete", "no faults", 0),
     ("seats, dual_write, gone: old insert | old insert the other", "no faults", 0),
 ]
 TWO_CLIENTS = [
@@ -233,6 +244,8 @@ TWO_CLIENTS = [
     ("posts, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
     ("posts, dual_write: old merge | new replace-if", "no faults", 0),
     ("apart, cutover, absent: new insert | new upsert closed", "no faults", 0),
+    ("apart by owner, dual_write: old close | old delete", "no faults", 0),
+    ("apart by owner, cutover: old delete | new upsert closed", "no faults", 0),
     ("lowered, cutover, gone: new upsert | new upsert the other", "no faults", 0),
     ("drops by key, dual_write: old delete | old insert", "an open outcome", 1),
     ("lowered, dual_write: old batch of delete and insert | old replace", "no faults", 0),
@@ -250,6 +263,7 @@ BESIDE_A_BACKFILL = [
     ("posts, dual_write: old move", "no faults", 0),
     ("tickets, dual_write: old close", "no faults", 0),
     ("apart, dual_write: old close", "no faults", 0),
+    ("apart by owner, dual_write: old close", "no faults", 0),
     ("drops, dual_write: old draft by replace", "no faults", 0),
     ("drops, dual_write, a draft: old replace", "no faults", 0),
     ("races, dual_write: old move", "no faults", 0),

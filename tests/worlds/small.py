@@ -178,6 +178,28 @@ TICKETS_APART = Migration(
 """Two kinds of rows with a table each, told apart by a property: a row that is closed is in the other table,
 under the same key."""
 
+
+def _by_owner(begins: str) -> Index:
+    row_key = keys.literal(begins) + keys.prop("RowKey")
+    return Index(
+        "TicketsByOwner",
+        partition_key=keys.prop("Owner"),
+        row_key=row_key,
+        properties=[props.keep("Version")],
+    )
+
+
+TICKETS_BY_OWNER = replace(
+    TICKETS_APART,
+    target=None,
+    indexes=(),
+    kinds=[
+        replace(kind, indexes=[_by_owner(begins)])
+        for kind, begins in zip(TICKETS_APART.kinds, ("closed:", "open:"), strict=True)
+    ],
+)
+"""TICKETS_APART with an index of each kind, in one table: a row that is closed has another index row."""
+
 DROPPING = replace(
     TICKETS,
     target=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -276,13 +277,36 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "shared table beside",
     ),
-    "a table of its own with an index table": (
-        lambda: migration(simple("a", "A", indexes=[INDEX_BY_CONTENT]), simple("b", "B", table="Other")),
-        "index tables of a kind",
-    ),
     "a table of its own with secondary rows": (
         lambda: migration(simple("a", "A", indexes=[BESIDE]), simple("b", "B", table="Other")),
-        "index tables of a kind",
+        "secondary rows in New, beside main rows of kinds with tables of their own",
+    ),
+    "a table of its own with an index in the table of another kind": (
+        lambda: migration(
+            simple("a", "A", indexes=[replace(INDEX_BY_CONTENT, table="Other")]),
+            simple("b", "B", table="Other"),
+        ),
+        "secondary rows in Other, beside",
+    ),
+    "an index in the table of another kind, spelled otherwise": (
+        lambda: migration(
+            simple("a", "A", table="Other"), simple("b", "B", indexes=[replace(BESIDE, table="other")])
+        ),
+        "secondary rows in other, beside",
+    ),
+    "kinds with tables of their own and one index table": (
+        lambda: migration(
+            simple("a", "A", indexes=[INDEX_BY_CONTENT]),
+            simple("b", "B", table="Other", indexes=[INDEX_BY_CONTENT]),
+        ),
+        "no constant text at their beginnings",
+    ),
+    "a table of its own with an index in the source": (
+        lambda: migration(
+            simple("a", "A", table="Other"),
+            simple("b", "B", indexes=[replace(INDEX_BY_CONTENT, table="Old")]),
+        ),
+        "Old is also the source",
     ),
     "the source as the table of one kind": (
         lambda: migration(simple("a", "A"), simple("b", "B", table="OLD")),
@@ -460,6 +484,45 @@ def test_a_key_may_be_as_long_as_its_tables_name_leaves(key: str) -> None:
         "key-too-long",
         "kinds[open].target.partition_key",
     )
+
+
+def by_owner(begins: str, table: str = "ByOwner") -> Index:
+    """An index whose keys hold both old keys, and its rows a property."""
+    row = keys.literal(begins) + keys.join("_", "PartitionKey", "RowKey")
+    return Index(table, partition_key=keys.prop("Owner"), row_key=row, properties=[props.keep("N")])
+
+
+@pytest.mark.parametrize("properties", [OLD_KEYS, []], ids=["old keys copied", "old keys kept"])
+def test_pointers_to_rows_of_tables_of_their_own_name_the_table(properties: list[Any]) -> None:
+    """Also where the main row's own PartitionKey is the old one: the table's name is no part of it."""
+    target = {
+        name: Target(name, partition_key=KEPT, row_key=KEPT, properties=properties)
+        for name in ("Open", "Closed")
+    }
+    made = mapper(
+        RowKind("open", when=OPEN.when, target=target["Open"], indexes=[by_owner("O:")]),
+        RowKind("closed", when=rows.every(), target=target["Closed"], indexes=[by_owner("C:")]),
+    )
+    assert made.tables == ("Open+Closed", "ByOwner", "ByOwner")
+    assert made.labels == ("Open and Closed", "ByOwner O:", "ByOwner C:")
+    assert made.co_located == frozenset()
+    assert made.index_inputs_lost == ()
+    for number, more in ((1, {}), (2, {"Closed": True})):
+        row: Row = {"PartitionKey": "a:b", "RowKey": "1", "Owner": "ann", "N": 7, **more}
+        main, index_row = made.map(row)
+        table, begins = ("Closed", "C:") if more else ("Open", "O:")
+        assert main.row["PartitionKey"] == f"{table}:a:b"
+        assert index_row == (
+            number,
+            {
+                "PartitionKey": "ann", "RowKey": f"{begins}a:b_1", "N": 7,
+                "MainPartitionKey": f"{table}:a:b", "MainRowKey": "1",
+            },
+        )
+        assert made.index_rows(main.row) == [index_row]
+        assert made.number_of(1, index_row.row) == number
+        assert made.label_of(number, key_of(index_row.row)) == f"ByOwner {begins}"
+        assert made.source_key(main.row) == key_of(row)
 
 
 def test_kinds_are_part_of_the_digest_and_nothing_is_in_it_twice() -> None:
