@@ -198,10 +198,7 @@ def apply(
     """
     goal = Phase(to) if to else None
     project = open_project(shell)
-    if group is not None:
-        chosen = project.choose_group(group, *scripts)
-    else:
-        chosen = project.choose_all(scripts) if scripts else project.unfinished()
+    chosen = project.choose_pending(scripts, group)
     if goal in GATED and not scripts and group is None and len(chosen) > 1:
         listed = ", ".join(script.script_id for script in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import click
 
-from rekey.cli.naming import Named, check_reason, naming, shortened
+from rekey.cli.naming import Named, check_reason, naming
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import SCRIPT, Shell, command, flag
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
-from rekey.present.text import counted, wrapped
+from rekey.present.text import counted, shortened, wrapped
 from rekey.runner.erase import erasure
 from rekey.runner.erase.erasure import Done, Request, Scope, Subjects
 from rekey.runner.refusals import refusal
@@ -41,7 +41,7 @@ def erase(
     reason are recorded first. Exit code 1 when a row is not known or could not be erased.
     """
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
+    declared = project.the_one(script, Phase.COMPLETE)
     queries = named.queries(project.config, reason)
 
     def tell(targets: Mapping[str, int]) -> None:

@@ -98,7 +98,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     [evidence]; without one it says that it is not signed. Reads no table.
     """
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
+    declared = project.the_one(script, Phase.PREPARE)
     signer = open_signer(project.config)
     with State.open(project.config.state) as state:
         name = declared.migration.group

@@ -42,7 +42,7 @@ def expire(
     if reason is not None and cohort is None:
         raise click.UsageError("--reason goes with --cohort")
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
+    declared = project.the_one(script, Phase.COMPLETE)
     if cohort is None:
         if confirm is None:
             if not shell.is_terminal:

@@ -27,9 +27,7 @@ def handover(shell: Shell, script: str | None, yes: str | None) -> ExitCode:
     verification. Rollback is not possible.
     """
     project = open_project(shell)
-    declared = project.the_one(
-        script, lambda applied: Phase.COMPLETE in applied and Phase.RETIRE not in applied
-    )
+    declared = project.the_one(script, Phase.COMPLETE, Phase.RETIRE)
     name, kept = declared.script_id, ", ".join(declared.migration.index_labels)
     if not kept:
         raise refusal("nothing-to-hand-over", script=name)

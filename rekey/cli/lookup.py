@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rekey.cli.naming import Named, check_reason, naming, record_look_up, shortened
+from rekey.cli.naming import Named, check_reason, naming, record_look_up
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
@@ -16,6 +16,7 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
 from rekey.mapping.lookup import ErasedRow, FoundKeys, Matches, Query, lookup_of
 from rekey.phases import Phase
+from rekey.present.text import shortened
 from rekey.project.privatefiles import write_private
 from rekey.protocol.opening import Prepared, open_migration, require_same_migration
 from rekey.runner.refusals import refusal
@@ -40,7 +41,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
     """
     project = open_project(shell)
     queries = named.queries(project.config, reason)
-    declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
+    declared = project.the_one(script, Phase.PREPARE)
     answers = shell.do(_look_up(shell, project, declared, queries, reason, named.bulk is not None))
     matches = [
         answer for _, row_answers in answers for answer in row_answers if isinstance(answer, FoundKeys)
@@ -143,7 +144,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Eras
     findings += [f"row {row.row_id} was erased on {row.on}, and stands there again" for row in returned]
     if unknown:
         findings.append(f"{declared.script_id} has no such row ({shortened(unknown)})")
-    what = shortened(findings, "; ")
+    what = shortened(findings, between="; ")
     if returned:
         return refusal("rows-returned", what=what, script=declared.script_id)
     if not unknown:

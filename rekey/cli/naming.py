@@ -23,8 +23,6 @@ from rekey.runner.refusals import refusal
 from rekey.state.store import State
 from rekey.verify.context import Keys
 
-# Safe ids listed for people; `--json` has them all.
-MOST_LISTED = 20
 _MINUTE_S = 60.0
 # A PartitionKey or RowKey of at least this many characters must not be in a reason.
 _TELLING = 6
@@ -145,8 +143,3 @@ def shown_rows(keys: Keys) -> tuple[str, list[dict[str, str]]]:
         for row_id, (table, key) in places.items()
     ]
     return text, rows
-
-
-def shortened(texts: Sequence[str], between: str = ", ") -> str:
-    """Return the first `MOST_LISTED` texts, joined, with … for any others."""
-    return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")

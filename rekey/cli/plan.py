@@ -74,10 +74,7 @@ def plan(
             raise click.UsageError("--compare goes with --exact, --rate and --html alone: it is for choosing")
         return _compare(shell, scripts, html, exact=exact, rate=rate)
     project = open_project(shell)
-    if group is not None:
-        chosen = project.choose_group(group, *scripts)
-    else:
-        chosen = project.choose_all(scripts) if scripts else project.unfinished()
+    chosen = project.choose_pending(scripts, group)
     if not chosen:
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")

@@ -5,7 +5,7 @@ the script in the state file."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,9 +97,16 @@ class Project:
                 )
 
     def choose_all(self, names: Sequence[str]) -> list[Declared]:
-        """Return the scripts of these names, in the order in which they are applied; see `choose`."""
-        wanted = {self.choose(name).script_id for name in names}
+        """Return the scripts of these names, without names all, in the order in which they are applied; see
+        `choose`."""
+        wanted = {self.choose(name).script_id for name in names} or self.scripts
         return [script for script_id, script in self.scripts.items() if script_id in wanted]
+
+    def choose_pending(self, names: Sequence[str], group: str | None) -> list[Declared]:
+        """Return the scripts of a group or of these names, without either all that are not complete."""
+        if group is not None:
+            return self.choose_group(group, *names)
+        return self.choose_all(names) if names else self.unfinished()
 
     def choose_group(self, name: str, *instead: str | None) -> list[Declared]:
         """Return the scripts of a group, in the order in which they are applied.
@@ -118,12 +125,13 @@ class Project:
             raise click.UsageError(f"no script is of the group {name!r}; {there}")
         return scripts
 
-    def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
+    def the_one(self, name: str | None, since: Phase | None = None, before: Phase | None = None) -> Declared:
         """Return the named script; without a name the only script, or the only candidate.
 
         Args:
             name: None when it was left out.
-            candidate: tells from the applied phases whether the command can mean such a script.
+            since: the phase that a candidate has applied; None: any.
+            before: a phase that it has not applied; None: any.
 
         Raises:
             click.UsageError: no script fits the name, or several; without a name, no candidate, or several.
@@ -137,7 +145,11 @@ class Project:
         applied = self.applied()
         if not self.scripts:
             self._refuse_lost(self.lost[0].script_id)
-        scripts = [script for script_id, script in self.scripts.items() if candidate(applied[script_id])]
+        scripts = [
+            script
+            for script_id, script in self.scripts.items()
+            if (since is None or since in applied[script_id]) and before not in applied[script_id]
+        ]
         if len(scripts) == 1:
             return scripts[0]
         raise click.UsageError(f"say which script: {_listed(scripts or self.scripts.values())}")

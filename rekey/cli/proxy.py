@@ -72,7 +72,7 @@ def proxy(
         if not address.port or address.port in range(aside.port, aside.port + processes):
             raise refusal("proxy-ports", admin=aside.port)
         return _supervised(shell, processes)
-    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    chosen = project.choose_all(scripts)
     if number and aside.port:
         aside = Address(aside.host, aside.port + int(number))
 

@@ -17,6 +17,7 @@ from rekey.cli.shell import FOLDER, SCRIPT, Shell, command, flag
 from rekey.declaration.scripts import file_of
 from rekey.errors import ExitCode
 from rekey.model import Row
+from rekey.phases import Phase
 from rekey.project.config import load_config
 from rekey.rehearse.rehearsal import DEMO
 from rekey.rehearse.rehearsal import rehearse as rehearsed
@@ -102,7 +103,7 @@ def rehearse(
         if not file_of(path).is_file():
             raise click.UsageError(f"there is no file {script}")
     else:
-        declared = open_project(shell).the_one(script, lambda applied: not applied)
+        declared = open_project(shell).the_one(script, before=Phase.PREPARE)
         path = declared.path.with_name(f"{declared.script_id}.py")
     source = _exported(shell, data) if data is not None and data.is_dir() else data
     narrator = (WithOutput if demo else Briefly)(out)

@@ -26,7 +26,7 @@ def restore(shell: Shell, folder: Path, script: str | None) -> ExitCode:
     interruption.
     """
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: Phase.RETIRE in applied)
+    declared = project.the_one(script, Phase.RETIRE)
     export = opened(lambda: project.config, folder)
     with open_session(shell, project) as session:
         done, erased = restore_source(session, declared.script_id, export)

@@ -25,7 +25,7 @@ def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | Non
     retention. Refused when the id is not known, when its time is over, or when a row stands at its key.
     """
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: Phase.DUAL_WRITE in applied)
+    declared = project.the_one(script, Phase.DUAL_WRITE)
     with open_session(shell, project) as session:
         done = restore(session, declared.script_id, row_id, reason or "")
     text = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"

@@ -86,9 +86,7 @@ def retire(
     if backup is not None and no_backup is not None:
         raise click.UsageError("--backup and --no-backup contradict each other")
     project = open_project(shell)
-    declared = project.the_one(
-        script, lambda applied: Phase.COMPLETE in applied and Phase.RETIRE not in applied
-    )
+    declared = project.the_one(script, Phase.COMPLETE, Phase.RETIRE)
     if table is None:
         if not shell.is_terminal:
             raise click.UsageError("type the source table's name: --table NAME")

@@ -60,7 +60,7 @@ def rollback(
         raise click.UsageError(f"{both} go with --to source: `dual_write` keeps the targets")
     project = open_project(shell)
     if group is None:
-        chosen = [project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)]
+        chosen = [project.the_one(script, Phase.PREPARE, Phase.COMPLETE)]
     else:
         chosen = project.choose_group(group, script)
     options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets, reason=reason or "")

@@ -33,7 +33,7 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
     a token and a certificate. Ctrl-C ends it.
     """
     project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    chosen = project.choose_all(scripts)
 
     async def until_interrupted() -> None:
         async with _serving(shell, project, chosen, address) as url:

@@ -47,9 +47,7 @@ def status(
     if watch and requests:
         raise click.UsageError("--watch prints a line for each migration: leave out --requests")
     project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    if group is not None:
-        chosen = project.choose_group(group, *scripts)
+    chosen = project.choose_all(scripts) if group is None else project.choose_group(group, *scripts)
     if watch:
         with suppress(KeyboardInterrupt):  # the usual end of watching
             shell.do(_watch(shell, project, chosen))

@@ -76,9 +76,7 @@ def verify(
     if mode != "sample" and (seed is not None or rows is not None):
         raise click.UsageError("--rows and --seed go with --mode sample")
     project = open_project(shell)
-    declared = project.the_one(
-        script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
-    )
+    declared = project.the_one(script, Phase.DUAL_WRITE, Phase.CUTOVER)
     keys: Keys | None = {} if show_keys else None
     drawn_by = secrets.randbits(32) if seed is None else seed
     draw = commands.Draw(rows or SAMPLE_ROWS, drawn_by, always=seed is not None)

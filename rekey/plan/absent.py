@@ -11,6 +11,7 @@ from rekey.declaration.migration import Migration
 from rekey.declaration.props import Cast, Compute, Copy, Drop, Keep, Operation, Rename
 from rekey.model import ETAG, TYPE_SUFFIX
 from rekey.plan.result import RefusedRows
+from rekey.present.text import shortened
 
 _OWN = ("PartitionKey", "RowKey", "Timestamp", WHOLE_ROW)
 _LISTED = 12
@@ -54,8 +55,7 @@ def _names(operation: Operation) -> tuple[str, ...]:
 def spelling_of(name: str, present: Collection[str]) -> str:
     """Return what to do about a name in the script; `present`: the rows' properties, with annotations."""
     names = sorted(each for each in present if each != ETAG and not each.endswith(TYPE_SUFFIX))
-    more = ", …" if len(names) > _LISTED else ""
-    listed = f"rows have: {', '.join(names[:_LISTED])}{more}"
+    listed = f"rows have: {shortened(names, _LISTED)}"
     if not name.isidentifier() or not any(map(str.isalpha, name)):
         return f'constant text is keys.literal("{name}"); {listed}'
     plain = {name.lower(): name for name in names}

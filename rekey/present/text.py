@@ -111,6 +111,11 @@ def counted(number: int, what: str, plural: str = "") -> str:
     return f"{number:,} {what if number == 1 else plural or what + 's'}"
 
 
+def shortened(texts: Sequence[str], most: int = 20, between: str = ", ") -> str:
+    """Return the first `most` texts, joined, with … for any others."""
+    return between.join(texts[:most]) + (f"{between}…" if len(texts) > most else "")
+
+
 def differing(rows: int, link: str = " ") -> str:
     """Return how many rows differ: `1 row differs`, `2 rows differ`; with ` that `: `1 row that differs`."""
     return f"{counted(rows, 'row')}{link}differ{'s' if rows == 1 else ''}"

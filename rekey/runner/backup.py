@@ -19,8 +19,6 @@ from rekey.verify.bucket_digests import FEW
 from rekey.verify.context import partition_of
 from rekey.verify.settle import compare
 
-_NAMED = 5
-
 
 def backup_folder(script_id: str) -> str:
     """Return the name of the folder that texts propose for the backup of a migration's source."""
@@ -49,17 +47,8 @@ async def closed_by_backup(run: Run) -> list[str]:
     run.state.audit(BACKED_UP, run.script_id, details)
     if not lacking:
         return []
-    listed = ", ".join(run.ids.short(run.source.name, key) for key in sorted(lacking)[:_NAMED])
-    more = ", …" if len(lacking) > _NAMED else ""
-    return [
-        reason(
-            "backup-lacks-rows",
-            folder=export.folder,
-            rows=counted(len(lacking), "row"),
-            source=run.source,
-            listed=listed + more,
-        )
-    ]
+    values = {"rows": counted(len(lacking), "row"), "listed": run.listed(run.source, sorted(lacking))}
+    return [reason("backup-lacks-rows", folder=export.folder, source=run.source, **values)]
 
 
 def described(export: Export) -> dict[str, Any]:

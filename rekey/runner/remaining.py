@@ -39,7 +39,6 @@ LISTED = 1000
 # The event of the counts before the source is deleted, and its count of rows that are dropped.
 COUNTED = "retire-counted"
 NOT_MIGRATED = "rows_not_migrated"
-_NAMED = 5
 _KEYS = (PARTITION_KEY, ROW_KEY)
 # A row counts as missing after so many reads, a second apart: a write of it may be in flight.
 _ROUNDS = 4
@@ -156,33 +155,21 @@ async def require_droppable(run: Run) -> None:
     else:
         proof["only_in_target"] = len(only)
         if only and not run.options.reason:
+            target, rows = run.targets[0], counted(len(only), "row")
             if not run.is_delta and not await _unannounced(run, only):
-                rows, script = counted(len(only), "row"), run.script_id
-                raise refusal("rows-unsettled", rows=rows, target=run.targets[0], script=script)
-            rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
-            listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
-            more = ", …" if len(only) > _NAMED else ""
+                raise refusal("rows-unsettled", rows=rows, target=target, script=run.script_id)
+            named = {
+                "rows": f"{LISTED:,} rows or more" if len(only) > LISTED else rows,
+                "listed": run.listed(target, only),
+                "target": target,
+                "source": run.source,
+                "script": run.declared.cli_selector,
+            }
             # `apply` takes them out where it can: with one of several tables gone it has to begin again.
-            gone = [name for name in names_in(run.targets[0].name) if not await run.tables.table_exists(name)]
-            target, script = run.targets[0], run.declared.cli_selector
+            gone = [name for name in names_in(target.name) if not await run.tables.table_exists(name)]
             if gone:
-                raise refusal(
-                    "rows-only-in-tables-left",
-                    gone=joint_name(gone),
-                    rows=rows,
-                    listed=listed + more,
-                    target=target,
-                    source=run.source,
-                    script=script,
-                )
-            raise refusal(
-                "rows-only-in-target",
-                rows=rows,
-                listed=listed + more,
-                target=target,
-                source=run.source,
-                script=script,
-            )
+                raise refusal("rows-only-in-tables-left", gone=joint_name(gone), **named)
+            raise refusal("rows-only-in-target", **named)
     run.state.audit("drop-proved", run.script_id, proof)
 
 

@@ -12,6 +12,7 @@ from rekey.evidence.log import make_checkpoint
 from rekey.mapping.removed import Kept, Removed, RemovedRows, is_over
 from rekey.model import TIMESTAMP, key_of
 from rekey.phases import ControlPhase
+from rekey.present.text import shortened
 from rekey.protocol.effects import Outcome, apply_for_etags
 from rekey.protocol.replicas import SOURCE_TABLE, same_content
 from rekey.runner.erase.targets import MAX_ROUNDS, usable
@@ -25,7 +26,6 @@ ROW_RESTORED = "row-restored"
 # Not `cutover`: the targets are the authority then, and a row written past the clients would be missing in
 # the source.
 _PHASES = (ControlPhase.DUAL_WRITE, ControlPhase.COMPLETE, ControlPhase.RETIRED)
-_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,9 @@ async def _find(run: Run, removed: RemovedRows, row_id: str) -> Kept:
     now = ticks_of(await run.restricted.server_time())
     if not matches:
         there = sorted(removed_row.name for removed_row in await removed.all())
-        listed = ", ".join(there[:_LISTED]) + (", …" if len(there) > _LISTED else "")
         if not there:
             raise refusal("restore-none-kept", script=run.script_id)
-        raise refusal("restore-unknown", script=run.script_id, rows=listed)
+        raise refusal("restore-unknown", script=run.script_id, rows=shortened(there))
     if len(matches) > 1:
         by_time = sorted(matches, key=lambda match: match.at)
         listed = ", ".join(f"{match.name} (removed at {match.at})" for match in by_time)

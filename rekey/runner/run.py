@@ -21,8 +21,10 @@ from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
+from rekey.model import EntityKey
 from rekey.next_steps import next_step
 from rekey.phases import Phase
+from rekey.present.text import shortened
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
@@ -215,6 +217,10 @@ class Run:
     async def control_of(self, declared: Declared) -> ControlRow | None:
         """Return the control row of a migration of the project, None when there is none."""
         return await ControlStore(self.restricted, declared.script_id, declared.migration.group).read()
+
+    def listed(self, table: Table, keys: Sequence[EntityKey]) -> str:
+        """Return the safe ids of the first of these rows of a table, in one line."""
+        return shortened([self.ids.short(table.name, key) for key in keys], 5)
 
     async def source_time(self) -> str:
         """Return the time by the clock of the source's account, as its rows' Timestamps are."""
