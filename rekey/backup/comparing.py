@@ -14,7 +14,9 @@ from rekey.verify.bucket_digests import Partial
 
 
 class KeptComparison:
-    """The digests of a comparison so far, in a file that only its owner may read: it holds keys."""
+    """The digests of a comparison so far, in a file that only its owner may read: it holds keys, and hashes
+    and digests by which keys can be guessed. There is no secret to key these with: accounts by Entra ID have
+    none. The file goes when the copy has ended."""
 
     def __init__(self, path: Path, began_at: str, source: Watched) -> None:
         """Create it; nothing is read yet.

@@ -114,6 +114,11 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
     return "; ".join(listed)
 
 
+def _over_in_s(rows: Sequence[ClientRow], now: int) -> float:
+    """Return in how many seconds the last of some clients is over, if they have ended."""
+    return max(0, max(over_at(row) for row in rows) - now) / TICKS_PER_SECOND
+
+
 async def read_clients(run: Run) -> Clients:
     """Read the registry of clients."""
     now = ticks_of(await run.restricted.server_time())
@@ -187,7 +192,7 @@ async def wait_for_clients(
                 code = "client-not-followed" if len(waiting) == 1 else "clients-not-followed"
                 who = named(waiting, clients.now)
                 text = reason(code, number=len(waiting), control=control, clients=who)
-                longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
+                longest = _over_in_s(waiting, clients.now)
                 raise refusal("clients-behind", run=run, deadline=deadline, said=text, longest=longest)
             wait.update(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
@@ -216,8 +221,15 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
 async def closed_by_other_parts(run: Run) -> list[str]:
     """Return a reason for each migration of another part of the source that has live clients of the old view
     which do not follow this migration: they write rows of this part to the source alone."""
+    own = {declared.script_id for declared in run.beside}
     return [
-        reason("other-part", script=script_id, clients=named(clients.live, clients.now))
+        reason(
+            "other-part" if script_id in own else "other-part-elsewhere",
+            script=script_id,
+            own=run.script_id,
+            clients=named(clients.live, clients.now),
+            longest=_over_in_s(clients.live, clients.now),
+        )
         for script_id, clients in (await _beside(run)).items()
         if clients.live
     ]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from rekey.declaration.migration import Declared
 from rekey.mapping.rows import day_of
 from rekey.mapping.store import keys_gone_since
-from rekey.phases import ControlPhase
+from rekey.next_steps import apply_to, next_step
+from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.references import own_control, referring_controls
 from rekey.runner.refusals import refusal
@@ -59,20 +60,34 @@ async def require_droppable_mapping(run: Run) -> None:
     """Refuse to delete the mapping, which can be made again, while a rollback of another migration may need
     it. Members of the same group do not count: they are rolled back before anything is deleted."""
     members = {member.script_id for member in run.run_group}
-    await _require_unneeded(run, _may_go_back, members)
+    await _require_unneeded(run, _may_go_back, members, "looked-up")
 
 
 async def require_expirable_mapping(run: Run) -> None:
     """Refuse to erase the mapping for good while another migration in progress looks keys up in it."""
     # In `source` it begins again with a plan, which refuses a mapping that is gone.
-    await _require_unneeded(run, lambda control: control.is_followed, set())
+    await _require_unneeded(run, lambda control: control.is_followed, set(), "looked-up-until-source")
 
 
-async def _require_unneeded(run: Run, needs: Callable[[ControlRow], bool], without: set[str]) -> None:
+async def _require_unneeded(
+    run: Run, needs: Callable[[ControlRow], bool], without: set[str], code: str
+) -> None:
     controls = await referring_controls(run.restricted, run.scripts, run.script_id)
     scripts = [other for other, control in controls.items() if other not in without and needs(control)]
-    if scripts:
-        raise refusal("looked-up", script=run.script_id, others=", ".join(scripts))
+    if not scripts:
+        return
+    # The step is that of the first; the same command names the next one after it.
+    first = next(script for script in run.scripts if script.script_id == scripts[0])
+    control, selector = controls[first.script_id], first.cli_selector
+    raise refusal(
+        "looked-up-until-handover" if control.maintained else code,
+        script=run.script_id,
+        others=", ".join(scripts),
+        back=f"rollback {selector}",
+        stopped=" --writers-stopped" if first.migration.capture == "delta" and _may_go_back(control) else "",
+        complete=apply_to(selector, Phase.COMPLETE),
+        handover=next_step("hand-over", script=first.script_id),
+    )
 
 
 def _may_go_back(control: ControlRow) -> bool:

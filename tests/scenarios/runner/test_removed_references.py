@@ -203,9 +203,12 @@ def test_the_mapping_stays_as_long_as_a_rollback_may_need_it(shop: Shop) -> None
     shop.to_cutover("0001_users", "0002_orders")
     refused = shop.rekey("rollback", "0001_users", "--to", "source", "--drop-targets", STOPPED, code=3)
     assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
+    assert "go back, `rekey rollback 0002_orders --writers-stopped`" in refused.err
     assert shop.phase("0001_users") == "cutover"  # refused before anything was taken back
     shop.rekey("apply", "0001_users", "--to", "complete", STOPPED, "--yes", "0001_users")
-    assert "0002_orders" in shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3).err
+    refused = shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3)
+    assert "`rekey apply 0002_orders --to complete --yes 0002_orders`" in refused.err
+    assert "`rekey rollback 0002_orders --to source --drop-targets --writers-stopped`" in refused.err
     shop.write("OrdersV2", independently(order(20, mail(2))))
     shop.rekey("rollback", "0002_orders", STOPPED)
     assert shop.mails()["0020"] == mail(2)
@@ -241,8 +244,23 @@ def test_the_mapping_is_not_expired_while_old_keys_may_be_looked_up_in_it(shop: 
     shop.rekey("apply", "0002_orders")
     refused = shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3)
     assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
-    shop.rekey("rollback", "0002_orders", "--to", "source", "--keep-targets")
+    assert "take it back, `rekey rollback 0002_orders --to source --drop-targets`" in refused.err
+    shop.rekey("rollback", "0002_orders", "--to", "source", "--drop-targets")
     shop.rekey("expire", "0001_users", "--confirm", "0001_users")
+
+
+def test_the_mapping_is_needed_until_index_tables_are_handed_over(shop: Shop) -> None:
+    index = 'indexes=[Index("OrdersByKey", partition_key=keys.literal("all"), row_key=keys.keep())],'
+    orders = ORDERS.replace("import Migration", "import Index, Migration")
+    shop.project.script(orders.replace('capture="delta"', f'{index} capture="dual-write"'), "0002_orders.py")
+    shop.to_cutover("0001_users", "0002_orders")
+    shop.rekey("apply", "0002_orders", "--to", "complete", STOPPED, "--yes", "0002_orders")
+    refused = shop.rekey("rollback", "0001_users", "--to", "source", "--drop-targets", STOPPED, code=3)
+    assert "clients that maintain index tables of 0002_orders look old keys up" in refused.err
+    assert "`rekey handover 0002_orders --yes 0002_orders`" in refused.err
+    shop.rekey("verify", "0002_orders")
+    shop.rekey("handover", "0002_orders", "--yes", "0002_orders")
+    shop.rekey("rollback", "0001_users", "--to", "source", "--drop-targets", STOPPED)
 
 
 def test_status_says_to_expire_a_mapping_only_when_no_rollback_needs_it(
@@ -286,6 +304,7 @@ def test_cutover_is_refused_when_the_mapping_was_expired(
     shop.rekey("verify", "0002_orders")
     refused = shop.rekey("apply", "0002_orders", "--to", "cutover", STOPPED, code=3)
     assert "old keys in the mapping of 0001_users were erased by `rekey expire` on 2024-01-03" in refused.err
+    assert "`rekey rollback 0002_orders --to source --drop-targets`" in refused.err
     assert shop.phase("0002_orders") == "reconcile"
 
 
