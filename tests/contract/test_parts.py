@@ -3,8 +3,10 @@ and on Azurite alike."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Literal
 
 import pytest
 
@@ -27,7 +29,7 @@ from rekey.tables.base import Operation, Table, TableService
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import closed_after, reads, refused
 from tests.worlds.dual_write import insert, merge, replace, upsert
-from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, UNHURRIED, Parts, part, row
+from tests.worlds.parts_of_a_table import FREE, NORTH, QUICK, SOUTH, UNHURRIED, Parts, part, row
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
@@ -105,6 +107,26 @@ async def test_a_query_of_the_whole_table_is_answered_again_when_the_part_is_ret
         assert await reads(carrier, N) == "part-moved"
         assert await reads(carrier, condition=f"PartitionKey eq '{NORTH}'") == "part-moved"
         assert await refused(carrier, upsert(row(NORTH))) == "part-moved"
+
+
+@pytest.mark.parametrize("capture", ["dual-write", "delta"])
+async def test_a_query_that_could_return_restored_rows_of_a_retired_part_is_refused_again(
+    service: TableService, table_name: Callable[[str], str], capture: Literal["dual-write", "delta"]
+) -> None:
+    """They are as old as the backup."""
+    parts = await Parts.create(service, table_name, capture)
+    await parts.begin(NORTH, *TO_COMPLETE, RETIRED)
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts) as carrier:
+        assert await reads(carrier) == ""
+        await parts.begun[NORTH].store.mark_restored()
+        await service.table(parts.source).insert(row(NORTH))
+        await asyncio.sleep(2 * QUICK.poll_s)
+        assert [await reads(carrier, key) for key in (N, S, F)] == ["part-moved", "", ""]
+        assert await reads(carrier) == "part-moved"
+        for tenant, code in ((NORTH, "part-moved"), (SOUTH, ""), (FREE, "")):
+            assert await reads(carrier, condition=f"PartitionKey eq '{tenant}'") == code
+        await carrier.write([insert(row(SOUTH))])
 
 
 @pytest.mark.parametrize("phases", [(DUAL,), TO_CUTOVER, TO_COMPLETE, (*TO_COMPLETE, RETIRED)], ids=len)

@@ -171,7 +171,7 @@ class Leased(ABC):
             if own is not None and (self.options.view is View.OLD or self.options.is_routed):
                 if not (is_held or self.holds(key, asked)):
                     lease.require_known_parts(reads=True)
-                if code and _passes(own, permit.phase, key, asked):
+                if code and _passes(own, permit, key, asked):
                     lease.require_same_part()
                     code = ""
             if code:
@@ -212,11 +212,13 @@ class Leased(ABC):
         )
 
 
-def _passes(own: KeySpace, phase: ControlPhase | None, key: EntityKey | None, asked: KeySpace | None) -> bool:
+def _passes(own: KeySpace, permit: Permit, key: EntityKey | None, asked: KeySpace | None) -> bool:
     """Tell whether a read, with the arguments of `Leased.reading`, shows none of a migration's `own` rows."""
     if key is not None:
         return key not in own
     if asked is not None and asked.is_apart_from(own):
         return True
-    # `retire` has deleted its rows from the source: a query shows those of others alone.
-    return phase is ControlPhase.RETIRED and not (asked is not None and asked.is_within(own))
+    # `retire` has deleted its rows from the source: a query shows those of others alone, unless a backup was
+    # restored.
+    is_empty = permit.phase is ControlPhase.RETIRED and not permit.restored
+    return is_empty and not (asked is not None and asked.is_within(own))
