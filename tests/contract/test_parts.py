@@ -19,16 +19,17 @@ from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.router import Carrier
 from rekey.client.send import send_alone
 from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
-from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.model import EntityKey, Row
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
+from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
+from rekey.tables.sent import RequestKind
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import closed_after, reads, refused
-from tests.worlds.dual_write import insert, merge, replace, upsert
+from tests.worlds.dual_write import delete, insert, merge, replace, upsert
 from tests.worlds.parts_of_a_table import FREE, NORTH, QUICK, SOUTH, UNHURRIED, Parts, part, row
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
@@ -236,6 +237,24 @@ async def test_writes_in_capture_delta_at_the_same_time_share_the_reading_after_
         monkeypatch.setattr(ControlStore, "read", counted)
         await side_by_side(carrier.write([insert(row(NORTH, str(number)))]) for number in range(30))
     assert 1 <= readings < 30
+
+
+async def test_parts_are_found_among_the_clients_of_all_migrations_by_one_request(
+    parts: Parts, service: TableService, table_name: Callable[[str], str]
+) -> None:
+    """A client asks with each beat."""
+    await parts.begin(NORTH, DUAL)
+    control, script = service.table(CONTROL_TABLE), table_name("0000other")
+    names = [f"client.{number:04}" for number in range(1_100)]
+    rows = [{"PartitionKey": script, "RowKey": name, "Epoch": 1} for name in names]
+    for begin in range(0, len(rows), 100):
+        await control.transact([insert(row) for row in rows[begin : begin + 100]])
+    before = service.sent.counts[RequestKind.SCAN]
+    found = {part.script_id for part in await parts.begun[SOUTH].store.parts()}
+    assert service.sent.counts[RequestKind.SCAN] - before == 1
+    for begin in range(0, len(rows), 100):
+        await control.transact([delete(key_of(row), "*") for row in rows[begin : begin + 100]])
+    assert parts.begun[NORTH].declared.script_id in found
 
 
 async def third_part(parts: Parts) -> Begun:
