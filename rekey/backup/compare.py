@@ -105,11 +105,12 @@ class ExportTable(Table):
         *,
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
+        with_text_in: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,  # noqa: ARG002 - as `Table.scan`
     ) -> AsyncIterator[Page]:
-        if modified_from is not None:
-            raise rejected("NotImplemented", "an export holds no Timestamps", status=501)
+        if modified_from is not None or with_text_in is not None:
+            raise rejected("NotImplemented", "an export is read by keys alone", status=501)
         first = 0 if within.after is None else bisect_right(self._begin, within.after.order)
         last = len(self._begin) if within.upto is None else bisect_left(self._begin, within.upto.order)
         for number in range(first, last + 1):

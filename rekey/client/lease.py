@@ -59,6 +59,8 @@ class Permit:
     number: int = field(default=0, compare=False)
     # Whether clients maintain index tables after `complete`.
     maintained: bool = False
+    # Whether the source has the rows of a retired part again.
+    restored: bool = False
     # In a freeze, the phase before it.
     came_from: ControlPhase | None = field(default=None, compare=False)
     # Until when requests may be sent for it, by the client's clock.
@@ -451,6 +453,7 @@ class ClientLease:
             then = Permit(
                 *(control.phase, control.epoch, control.copied, control.run_id),
                 maintained=control.maintained,
+                restored=control.restored,
                 came_from=control.came_from,
             )
         moved = (then.run_id, then.epoch) != (before.run_id, before.epoch)

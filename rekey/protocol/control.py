@@ -124,6 +124,8 @@ class ControlRow:
     # The capture of a migration of a part of its source, "" for a whole table. Clients of other parts find by
     # it that they do not know whose rows they write.
     part: str = field(default="", metadata=column("Part", may_be_absent=True))
+    # The source has rows of a retired part again, from the backup that it was retired with.
+    restored: bool = field(default=False, metadata=column("Restored", _FLAG, may_be_absent=True))
     # As read; "" for a row that was not read.
     etag: str = ""
 
@@ -283,8 +285,9 @@ class ControlStore:
         of the restricted store. Raises StateUnusable: a row cannot be read by this program."""
         parts: list[PartOfSource] = []
         try:
-            async for page in self._table.scan(select=_PART_COLUMNS):
-                parts += [_part_of(row) for row in page.rows if row.get("Part")]
+            # Any id may be of one. Unfiltered, a beat of one client would read the rows of all.
+            async for page in self._table.scan(select=_PART_COLUMNS, with_text_in="Part"):
+                parts += [_part_of(row) for row in page.rows]
         except TableMissing:
             return []
         return parts
@@ -469,6 +472,29 @@ class ControlStore:
             updated_at=at,
             move_id=move_id,
         )
+        return await self._replace([row], [after])
+
+    async def mark_restored(self) -> ControlRow:
+        """Record, before rows of a retired part are brought back, that its source has them: a new epoch of
+        `retired`. Return the row afterwards, even if that was done before.
+
+        Raises:
+            Refused: the row is not in `retired`.
+            Moved: it is gone, or was changed meanwhile.
+            Ambiguous, Unavailable: as `mark_copied`.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.restored:
+            return row
+        if row.phase is not ControlPhase.RETIRED:
+            raise Refused(
+                f"{self.script_id} is in `{row.phase}`, not in `retired`",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
+        after = replace(row, epoch=row.epoch + 1, restored=True, move_id=secrets.token_hex(16))
         return await self._replace([row], [after])
 
     async def delete(self, control: ControlRow) -> None:

@@ -163,7 +163,10 @@ _REFUSALS = {
     ),
     OTHERS_ROW: (
         "no migration that this client follows gives the row's key in {table}: others fill the table too",
-        "give the client the script of that migration as well; write rows of none with the SDK's own client",
+        (
+            "if a migration gives the row, name its script to the client or proxy as well; a row that none"
+            " gives is written with the SDK's own TableClient, at the account's own endpoint"
+        ),
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

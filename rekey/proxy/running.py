@@ -60,7 +60,8 @@ def access_of(config: Config) -> Access:
     if not keys and not proxy_access.bearer_tokens and proxy_access.entra is None:
         raise ConfigurationError(
             "nobody may use the proxy: no key is configured, and bearer tokens are not taken",
-            hint="add a section [proxy.access.keys.NAME], with an account key of your own for an application",
+            hint="make an account key for an application with `openssl rand -base64 48 > NAME.key`, and add"
+            ' [proxy.access.keys.NAME] with file = "NAME.key"',
         )
     return Access(config.tables.name, keys, proxy_access.bearer_tokens, proxy_access.entra)
 

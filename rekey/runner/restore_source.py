@@ -12,6 +12,7 @@ from rekey.model import Row
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.runner.backup import described
+from rekey.runner.clients import wait_for_clients
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import rows_up_to
 from rekey.runner.run import Run
@@ -31,7 +32,8 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
 
     Raises:
         Refused: the migration is not retired, the export is not the backup it was retired with or was
-            changed, or the source holds rows, or is a table of another migration by now.
+            changed, or the source holds rows, or is a table of another migration by now; or clients of the
+            part did not follow in time.
     """
     run = session.resume(script_id)
 
@@ -58,11 +60,19 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
         if session.do(rows_up_to(source, 1)):
             raise refusal("source-holds-rows", source=source, folder=export.folder)
         run.state.set_fact(script_id, RESTORING, backup)
+    if run.declared.migration.where is not None:
+        session.do(_close_queries(run))
     done, erased = session.do(_restored(run, export))
     details = {"backup": described(export), **done.as_json(), "erased": erased}
     run.state.audit(RESTORED, script_id, details)
     run.state.set_fact(script_id, RESTORING, None)
     return done, erased
+
+
+async def _close_queries(run: Run) -> None:
+    """Have the clients of the old view refuse queries that could return rows of the part, as before `retire`:
+    what is restored is older than what the target holds."""
+    await wait_for_clients(run, await run.control.mark_restored())
 
 
 async def _restored(run: Run, export: Export) -> tuple[Imported, int]:

@@ -254,6 +254,7 @@ class AzureTable(Table):
         *,
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
+        with_text_in: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
@@ -261,10 +262,12 @@ class AzureTable(Table):
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
         selection = "" if select is None else _selection(select)
         common = [("$select", selection)] if selection else []
-        changed = "" if modified_from is None else wire.modified_filter(modified_from)
+        wanted = "" if modified_from is None else wire.modified_filter(modified_from)
+        if with_text_in is not None:
+            wanted = wire.both(wanted, f"{with_text_in} gt ''")
 
         def queries(rest: KeyRange) -> list[Parameters]:
-            filters = [wire.both(keys, changed) for keys in wire.range_filters(rest)]
+            filters = [wire.both(keys, wanted) for keys in wire.range_filters(rest)]
             return [[*common, ("$filter", condition)] if condition else common for condition in filters]
 
         cursor = within.after

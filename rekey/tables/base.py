@@ -177,6 +177,7 @@ class Table(Protocol):
         *,
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
+        with_text_in: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
@@ -186,6 +187,8 @@ class Table(Protocol):
             select: custom or system property names to return; keys, ETag and Timestamp are always included.
             modified_from: only rows whose Timestamp is at or after this UTC time
                 (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
+            with_text_in: only rows with text other than "" in this property, which has no other type. As
+                above.
             page_rows: at most this many rows a page (1 to 1,000); fewer where rows are large.
             ahead: whether a page may be requested while the caller still works on the one before it.
         """

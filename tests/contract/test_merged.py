@@ -267,7 +267,14 @@ async def test_rows_of_a_migration_in_capture_delta_are_used_from_its_cutover_on
         await merged.begin(FR, *phases)
         async with following(merged) as carrier:
             await carrier.write([upsert(merged.new(DE))])
-            assert await refused(carrier, upsert(merged.new(FR))) == closed
+            with pytest.raises(
+                WritesRefused, match=f"rows of {merged.declared(FR)[0].script_id}"
+            ) as refusing:
+                await carrier.write([upsert(merged.new(FR))])
+            assert (refusing.value.code, refusing.value.hint) == (
+                closed,
+                "use their old table until its cutover",
+            )
             assert [await reads(carrier, key) for key in (OF_DE, OF_FR, OF_NONE, None)] == [
                 "",
                 closed,

@@ -60,6 +60,7 @@ async def test_one_client_writes_and_reads_rows_of_both_migrations(
         with pytest.raises(DualWriteRefused) as refused:
             await client.raw("create_entity", merged.new(FREE))
         assert (refused.value.code, refused.value.status_code) == ("others-row", 403)
+        assert "with the SDK's own TableClient, at the account's own endpoint" in str(refused.value)
     assert await merged.in_sources() == {region: {("c1", "1"): 3, ("c1", "2"): 1} for region in (DE, FR)}
 
 

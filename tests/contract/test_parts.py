@@ -3,8 +3,10 @@ and on Azurite alike."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Literal
 
 import pytest
 
@@ -17,17 +19,18 @@ from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.router import Carrier
 from rekey.client.send import send_alone
 from rekey.errors import Ambiguous, RowExists, Unavailable, WritesRefused
-from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.model import EntityKey, Row
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
+from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Operation, Table, TableService
+from rekey.tables.sent import RequestKind
 from tests.worlds.begun_migrations import Begun, declared_as
 from tests.worlds.carriers import closed_after, reads, refused
-from tests.worlds.dual_write import insert, merge, replace, upsert
-from tests.worlds.parts_of_a_table import FREE, NORTH, SOUTH, UNHURRIED, Parts, part, row
+from tests.worlds.dual_write import delete, insert, merge, replace, upsert
+from tests.worlds.parts_of_a_table import FREE, NORTH, QUICK, SOUTH, UNHURRIED, Parts, part, row
 
 SOURCE, DUAL, FREEZE, CUTOVER, COMPLETE, RETIRED = ControlPhase
 TO_CUTOVER = (DUAL, FREEZE, CUTOVER)
@@ -105,6 +108,26 @@ async def test_a_query_of_the_whole_table_is_answered_again_when_the_part_is_ret
         assert await reads(carrier, N) == "part-moved"
         assert await reads(carrier, condition=f"PartitionKey eq '{NORTH}'") == "part-moved"
         assert await refused(carrier, upsert(row(NORTH))) == "part-moved"
+
+
+@pytest.mark.parametrize("capture", ["dual-write", "delta"])
+async def test_a_query_that_could_return_restored_rows_of_a_retired_part_is_refused_again(
+    service: TableService, table_name: Callable[[str], str], capture: Literal["dual-write", "delta"]
+) -> None:
+    """They are as old as the backup."""
+    parts = await Parts.create(service, table_name, capture)
+    await parts.begin(NORTH, *TO_COMPLETE, RETIRED)
+    await parts.begin(SOUTH, DUAL)
+    async with following(parts) as carrier:
+        assert await reads(carrier) == ""
+        await parts.begun[NORTH].store.mark_restored()
+        await service.table(parts.source).insert(row(NORTH))
+        await asyncio.sleep(2 * QUICK.poll_s)
+        assert [await reads(carrier, key) for key in (N, S, F)] == ["part-moved", "", ""]
+        assert await reads(carrier) == "part-moved"
+        for tenant, code in ((NORTH, "part-moved"), (SOUTH, ""), (FREE, "")):
+            assert await reads(carrier, condition=f"PartitionKey eq '{tenant}'") == code
+        await carrier.write([insert(row(SOUTH))])
 
 
 @pytest.mark.parametrize("phases", [(DUAL,), TO_CUTOVER, TO_COMPLETE, (*TO_COMPLETE, RETIRED)], ids=len)
@@ -214,6 +237,24 @@ async def test_writes_in_capture_delta_at_the_same_time_share_the_reading_after_
         monkeypatch.setattr(ControlStore, "read", counted)
         await side_by_side(carrier.write([insert(row(NORTH, str(number)))]) for number in range(30))
     assert 1 <= readings < 30
+
+
+async def test_parts_are_found_among_the_clients_of_all_migrations_by_one_request(
+    parts: Parts, service: TableService, table_name: Callable[[str], str]
+) -> None:
+    """A client asks with each beat."""
+    await parts.begin(NORTH, DUAL)
+    control, script = service.table(CONTROL_TABLE), table_name("0000other")
+    names = [f"client.{number:04}" for number in range(1_100)]
+    rows = [{"PartitionKey": script, "RowKey": name, "Epoch": 1} for name in names]
+    for begin in range(0, len(rows), 100):
+        await control.transact([insert(row) for row in rows[begin : begin + 100]])
+    before = service.sent.counts[RequestKind.SCAN]
+    found = {part.script_id for part in await parts.begun[SOUTH].store.parts()}
+    assert service.sent.counts[RequestKind.SCAN] - before == 1
+    for begin in range(0, len(rows), 100):
+        await control.transact([delete(key_of(row), "*") for row in rows[begin : begin + 100]])
+    assert parts.begun[NORTH].declared.script_id in found
 
 
 async def third_part(parts: Parts) -> Begun:

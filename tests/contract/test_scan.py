@@ -169,6 +169,25 @@ async def test_modified_from_works_within_a_range_and_with_a_selection(table: Ta
     assert found == [key for key in ORDERED if key in within]
 
 
+async def test_rows_without_text_in_a_property_can_be_left_out(table: Table) -> None:
+    for number, properties in enumerate(
+        [
+            {"Part": "delta"},
+            {},
+            {"Part": ""},
+            {"Other": "delta"},
+            {"Part": " "},
+        ]
+    ):
+        await table.insert({"PartitionKey": "p", "RowKey": f"{number}", **properties})
+    assert [key.row for key in await keys_in(table, with_text_in="Part")] == ["0", "4"]
+    within = KeyRange(EntityKey("p", "0"), EntityKey("p", "9"))
+    assert [key.row for key in await keys_in(table, within, with_text_in="Part", select=["Other"])] == ["4"]
+    since = "1601-01-01T00:00:00Z"
+    found = await keys_in(table, with_text_in="Part", modified_from=since, page_rows=1)
+    assert [key.row for key in found] == ["0", "4"]
+
+
 async def test_a_scan_may_be_given_up_after_any_page(table: Table) -> None:
     """Nothing may be left behind: no task, no request, no warning (warnings are errors here)."""
     await fill(table, GRID)

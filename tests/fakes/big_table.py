@@ -49,6 +49,7 @@ class MadeUpTable:
         *,
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
+        with_text_in: str | None = None,
         page_rows: int = 1000,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:

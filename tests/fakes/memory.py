@@ -399,6 +399,7 @@ class MemoryTable(Table):
         *,
         select: Sequence[str] | None = None,
         modified_from: str | None = None,
+        with_text_in: str | None = None,
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
@@ -412,7 +413,7 @@ class MemoryTable(Table):
         while True:
             fault = await self._service.enter("page", self._name, read=one)
             limit = _page_limit(fault, page_rows)
-            places, more = self._places(rest, since, limit)
+            places, more = self._places(rest, since, with_text_in, limit)
             rows = self._service.rows(self._name).rows
             page = [rows[place].as_read(select) for place in places]
             if page:
@@ -422,14 +423,19 @@ class MemoryTable(Table):
             if not more:
                 return
 
-    def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[Order], bool]:
+    def _places(
+        self, rest: KeyRange, since: int | None, text_in: str | None, limit: int
+    ) -> tuple[list[Order], bool]:
         """Return where the next rows of a range are, at most `limit`, and whether more follow."""
+        takes_all = since is None and text_in is None
         rows = self._service.rows(self._name)
         at = 0 if rest.after is None else bisect.bisect_right(rows.order, rest.after.order)
         end = len(rows.order) if rest.upto is None else bisect.bisect_right(rows.order, rest.upto.order)
         found: list[Order] = []
-        for place in rows.order[at:end] if since is not None else rows.order[at : min(end, at + limit + 1)]:
+        for place in rows.order[at : min(end, at + limit + 1)] if takes_all else rows.order[at:end]:
             if since is not None and rows.rows[place].ticks < since:
+                continue
+            if text_in is not None and not _has_text(rows.rows[place].as_read(None), text_in):
                 continue
             if len(found) == limit:
                 return found, True
@@ -485,6 +491,11 @@ def _prepare(operation: Operation, index: int | None) -> Row:
         refused.index = index
         raise
     return operation.row
+
+
+def _has_text(row: Row, name: str) -> bool:
+    value = row.get(name)
+    return isinstance(value, str) and value != "" and name + TYPE_SUFFIX not in row
 
 
 def _page_limit(fault: Fault | None, page_rows: int) -> int:

@@ -17,7 +17,7 @@ from rekey.core.key_space import KeySpace
 from rekey.errors import WritesRefused
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
-from rekey.protocol.rules import PART_MOVED, View, refusal
+from rekey.protocol.rules import NEW_VIEW_CLOSED, PART_MOVED, View, refusal
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Accounts, Operation
 
@@ -171,7 +171,7 @@ class Leased(ABC):
             if own is not None and (self.options.view is View.OLD or self.options.is_routed):
                 if not (is_held or self.holds(key, asked)):
                     lease.require_known_parts(reads=True)
-                if code and _passes(own, permit.phase, key, asked):
+                if code and _passes(own, permit, key, asked):
                     lease.require_same_part()
                     code = ""
             if code:
@@ -180,17 +180,26 @@ class Leased(ABC):
 
     def _read_refusal(self, code: str) -> WritesRefused:
         """Return the error for a read that may show the migration's rows. `code`: of `_reads_refused`."""
-        options, script_id = self.options, self.options.declared.script_id
+        options = self.options
         if options.view is View.OLD:
             return refusal(code if options.key_space is None else PART_MOVED, self.table)
         if not options.is_routed:
             return refusal(code, self.table)
-        until = "`rekey status` says that the backfill is done" if options.is_followed else "its cutover"
+        return self._closed_refusal("read", "; a query of other rows compares PartitionKey with theirs")
+
+    def write_refusal(self, code: str) -> WritesRefused:
+        """Return the error for a write of the migration's rows. `code`: of `unfollowed_refused`."""
+        is_closed = code == NEW_VIEW_CLOSED and self.options.is_routed
+        return self._closed_refusal("written") if is_closed else refusal(code, self.table)
+
+    def _closed_refusal(self, done: str, besides: str = "") -> WritesRefused:
+        """Return the error for rows of one migration among several that fill the table."""
+        script_id = self.options.declared.script_id
+        until = "`rekey status` says that the backfill is done" if self.options.is_followed else "its cutover"
         return WritesRefused(
-            code,
-            f"{self.table} does not have all rows of {script_id} yet, so none of them is read there",
-            hint=f"use their old table until {until}; a query of other rows compares PartitionKey with"
-            " theirs",
+            NEW_VIEW_CLOSED,
+            f"{self.table} does not have all rows of {script_id} yet, so none of them is {done} there",
+            hint=f"use their old table until {until}{besides}",
         )
 
     async def deleting_table(self) -> None:
@@ -212,11 +221,13 @@ class Leased(ABC):
         )
 
 
-def _passes(own: KeySpace, phase: ControlPhase | None, key: EntityKey | None, asked: KeySpace | None) -> bool:
+def _passes(own: KeySpace, permit: Permit, key: EntityKey | None, asked: KeySpace | None) -> bool:
     """Tell whether a read, with the arguments of `Leased.reading`, shows none of a migration's `own` rows."""
     if key is not None:
         return key not in own
     if asked is not None and asked.is_apart_from(own):
         return True
-    # `retire` has deleted its rows from the source: a query shows those of others alone.
-    return phase is ControlPhase.RETIRED and not (asked is not None and asked.is_within(own))
+    # `retire` has deleted its rows from the source: a query shows those of others alone, unless a backup was
+    # restored.
+    is_empty = permit.phase is ControlPhase.RETIRED and not permit.restored
+    return is_empty and not (asked is not None and asked.is_within(own))

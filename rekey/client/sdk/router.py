@@ -133,7 +133,7 @@ class PartRouter:
                 waits = all(owner is part for owner in owners)
                 permit = await permits.enter_async_context(part.passing(waits=waits))
                 if part in owners and (code := part.unfollowed_refused(permit)):
-                    raise refusal(code, self.table)
+                    raise part.write_refusal(code)
                 permitted.append((part, permit))
             async with asyncio.timeout(settings.sending_s):
                 wait = partial(asyncio.sleep, settings.max_in_flight_s)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from rekey.model import EntityKey, key_of
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, ControlStore
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.scenarios.runner.test_part_life import PART, TENANT, beside, invoice, part_of
@@ -48,6 +50,12 @@ def backup(rekey: Commands, table: str = "Users", *words: str, name: str = "back
     folder = rekey.project.folder / name
     rekey("export", table, str(folder), *words)
     return str(folder)
+
+
+def control(project: Project) -> ControlRow:
+    row = asyncio.run(ControlStore(project.restricted, "0001_invoices").read())
+    assert row is not None
+    return row
 
 
 def events(rekey: Commands, name: str) -> list[dict[str, Any]]:
@@ -217,9 +225,15 @@ def test_of_a_part_the_rows_of_the_part_are_compared_and_restored(
     untouched = beside(project)
     rekey("retire", "--table", "Invoices", "--backup", folder)
     assert project.rows("Invoices") == untouched
+    assert not control(project).restored
     rekey("restore", folder)
     assert part_of(contents(project, "Invoices")) == before
     assert beside(project) == untouched
+    # Clients are told before the first row is written, and once.
+    restored = control(project)
+    assert (restored.phase, restored.restored) == (ControlPhase.RETIRED, True)
+    rekey("restore", folder, code=3)
+    assert control(project) == restored
 
 
 def test_a_part_that_was_half_deleted_is_retired_with_the_same_backup(
