@@ -299,3 +299,44 @@ def test_clients_maintain_index_rows_after_complete_until_the_handover(company: 
     assert company.verify().differences.counts == {"missing": 1}
     company.do(table.insert(index_rows_of(shipment("c9", 901))[0]))
     assert not company.verify().findings
+
+
+# --- the target account -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [INDEX, f"{INDEX}@targets"], ids=["the source's", "the target account"])
+def test_pointers_name_tables_of_the_target_account_as_the_script_does(
+    tmp_path: Path, commands_on: CommandsOn, index: str
+) -> None:
+    """There and back, with a row that changes its table. `index`: in which account index rows are."""
+    project = Project(tmp_path)
+    project.move_elsewhere()
+    text = SHIPMENTS_BY_CUSTOMER.replace('"dual-write"', '"delta"').replace(f'"{INDEX}"', f'"{index}"')
+    text = text.replace('f"Shipments{year}"', 'f"Shipments{year}@targets"')
+    project.script(text.replace('"ShipmentsOpen"', '"ShipmentsOpen@targets"'), EXAMPLE.name)
+    asyncio.run(project.fill("Shipments", stock()))
+    rekey = commands_on(project)
+
+    def held() -> dict[tuple[str, str], tuple[str, str]]:
+        pointers = ((key_of(row), row["MainPartitionKey"], row["MainRowKey"]) for row in project.rows(index))
+        return {key: (partition, row) for key, partition, row in pointers}
+
+    def wanted() -> dict[tuple[str, str], tuple[str, str]]:
+        pointers = {}
+        for row in project.rows("Shipments"):
+            [index_row] = index_rows_of(row)
+            table, _, partition = index_row["MainPartitionKey"].partition(":")
+            pointers[key_of(index_row)] = f"{table}@targets:{partition}", index_row["MainRowKey"]
+        return pointers
+
+    rekey("apply", SCRIPT)
+    write(project, "Shipments", shipment("c0", 0, "2025-03-01", Weight=3))
+    rekey("apply", SCRIPT)
+    assert held() == wanted() and len(wanted()) == 40
+    rekey("apply", SCRIPT, "--to", "cutover", "--writers-stopped")
+    gone = shipment("c4", 4)
+    asyncio.run(project.targets.table("ShipmentsOpen@targets").delete(key_of(gone)))
+    rekey("rollback", SCRIPT, "--writers-stopped")
+    assert key_of(gone) not in map(key_of, project.rows("Shipments"))
+    assert held() == wanted() and len(wanted()) == 39
+    rekey("verify", SCRIPT)
