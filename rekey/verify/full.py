@@ -346,9 +346,9 @@ def by_content(record: Record) -> int:
 
 def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], mapper: Mapper) -> list[Part]:
     """Return the parts to reread: those of the source, and of targets with differing buckets."""
-    wanted = {SOURCE, *(number for number, buckets in enumerate(differing) if buckets)}
-    if wanted & mapper.co_located:
-        wanted.add(0)
+    # A table that rows of several numbers share is read as that of the first of them.
+    names = mapper.tables
+    wanted = {SOURCE, *(names.index(names[number]) for number, buckets in enumerate(differing) if buckets)}
     return [part for part in parts if part.table in wanted]
 
 

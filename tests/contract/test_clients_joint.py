@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 
-from rekey import DualWriteRefused, Migration, RowKind, Target, keys, props, rows
+from rekey import DualWriteRefused, Index, Migration, RowKind, Target, keys, props, rows
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
@@ -27,13 +27,14 @@ CLOSED_KEY = ("EU", "it's 1")
 
 @dataclass
 class Setting:
-    """A migration of tickets: open and closed ones have a table each."""
+    """A migration of tickets: open and closed ones have a table each, and open ones an index table."""
 
     azurite: Azurite
     begun: Begun
     old: str
     opened: str
     closed: str
+    index: str
 
     def client(self, table: str, *, sync: bool = False, **more: Any) -> Any:
         return ours(self.azurite, table, self.begun.declared, SECRETS, sync=sync, **more)
@@ -56,7 +57,8 @@ async def setting(
     restricted_service: AzureTableService,
     table_name: Callable[[str], str],
 ) -> Setting:
-    old, opened, closed = map(table_name, ("Tickets", "TicketsOpen", "TicketsClosed"))
+    names = "Tickets", "TicketsOpen", "TicketsClosed", "TicketsByNumber"
+    old, opened, closed, index = map(table_name, names)
     old_key = [props.copy("PartitionKey", to="Region")]
     migration = Migration(
         old,
@@ -75,12 +77,19 @@ async def setting(
                 "open",
                 when=rows.every(),
                 target=Target(opened, partition_key=keys.keep(), row_key=keys.keep(), properties=old_key),
+                indexes=[
+                    Index(
+                        index,
+                        partition_key=keys.literal("all"),
+                        row_key=keys.join("-", "RowKey", "PartitionKey"),
+                    )
+                ],
             ),
         ],
         capture="dual-write",
     )
     begun = Begun(declared_as(table_name("s"), migration), tables_service, restricted_service)
-    return Setting(azurite, await begun.create_tables(), old, opened, closed)
+    return Setting(azurite, await begun.create_tables(), old, opened, closed, index)
 
 
 def ticket(status: str = "open", **more: Any) -> dict[str, Any]:
@@ -125,6 +134,31 @@ async def test_each_table_of_the_new_view_is_read_and_written_under_its_own_keys
     assert await setting.keys_in(setting.closed) == [CLOSED_KEY]
     with pytest.raises(ResourceNotFoundError):
         await opened.raw("get_entity", *KEY)
+
+
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+async def test_an_index_row_says_which_client_reads_its_row(
+    setting: Setting, clients: Any, phase: ControlPhase
+) -> None:
+    await setting.reach(phase)
+    old, index = await clients(setting.old), await clients(setting.index)
+    by_table = {name: await clients(name) for name in (setting.opened, setting.closed)}
+    await old.raw("create_entity", ticket(Note="first"))
+    index_key = ("all", "it's 1-eu")
+    found = await index.raw("get_entity", *index_key)
+    table, _, partition = found["MainPartitionKey"].partition(":")
+    row = await by_table[table].raw("get_entity", partition, found["MainRowKey"])
+    assert (table, row["Note"]) == (setting.opened, "first")
+    await by_table[setting.opened].raw("delete_entity", *KEY)
+    await by_table[setting.closed].raw(
+        "create_entity", {**ticket("closed", Region="eu"), "PartitionKey": "EU"}
+    )
+    assert (await old.raw("get_entity", *KEY))["Status"] == "closed"
+    with pytest.raises(ResourceNotFoundError):
+        await index.raw("get_entity", *index_key)
+    with pytest.raises(DualWriteRefused) as refused:
+        await index.raw("upsert_entity", {**found})
+    assert refused.value.code == "index-table"
 
 
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])

@@ -54,9 +54,11 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
 
 
 def actual_sums(mapper: Mapper, table: int) -> dict[str, int]:
-    """Return the digests that a slice of a target gives: their names, and the number of their table."""
-    secondary = sorted(mapper.co_located - {0}) if table == 0 else []
-    return {"actual": table} | {f"actual{number}": number for number in secondary}
+    """Return the digests that a slice of a target gives: their names, and the number of their table. `table`:
+    the first number of rows in the table."""
+    names = mapper.tables
+    others = [number for number in range(table + 1, len(names)) if names[number] == names[table]]
+    return {"actual": table} | {f"actual{number}": number for number in others}
 
 
 async def find_slice(opened: Opened, task: Task) -> Result:

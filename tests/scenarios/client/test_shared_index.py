@@ -128,6 +128,30 @@ async def test_every_difference_of_either_kind_is_found_and_repaired(
 
 
 @both
+@pytest.mark.parametrize("kind", ["E_", "R_"])
+@pytest.mark.parametrize("what", ["missing", "altered", "extra"])
+async def test_a_difference_of_one_kind_alone_is_found_and_repaired(
+    migration: Migration, memory: MemoryTableService, tmp_path: Path, kind: str, what: str
+) -> None:
+    """Nothing else leads to the index table."""
+    world = await filled(World(memory, migration), PEOPLE)
+    table = memory.table(INDEX)
+    row = next(row for row in memory.dump(INDEX) if kind in (row["PartitionKey"][:2], row["RowKey"][:2]))
+    if what == "missing":
+        await table.delete(key_of(row))
+    elif what == "altered":
+        await table.merge({**content_of(row), "More": 1})
+    else:
+        await table.insert({**content_of(row), "RowKey": f"{row['RowKey']}-stray", "MainRowKey": "u-nobody"})
+    ctx = context(world, tmp_path)
+    report = await full(ctx, repair=True)
+    assert report.differences.counts == {what: 1}
+    assert [one.label for one in report.tables if one.differing_buckets] == [f"{INDEX} {kind}"]
+    world.assert_in_step()
+    assert not (await full(ctx)).findings
+
+
+@both
 @pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
 async def test_writes_in_both_views_keep_both_kinds_in_step(
     migration: Migration, phase: ControlPhase, memory: MemoryTableService

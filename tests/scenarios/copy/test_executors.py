@@ -45,6 +45,7 @@ from tests.worlds.company import company
 from tests.worlds.dual_write import delete
 from tests.worlds.example_rows import shipments
 from tests.worlds.projects import FOLDED_SCRIPT, POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.worlds.shipments import SHIPMENTS_BY_CUSTOMER
 from tests.worlds.small import SECRET, contents, mapped, post, racer, user
 
 ROWS = 140
@@ -192,6 +193,26 @@ def test_workers_fill_and_compare_a_table_for_each_kind_of_rows(project: Project
     with inline(project), project.session(Options(executor=NAME)) as session:
         [table] = commands.verify(session, script_id, mode=commands.Mode.FULL).tables
     assert (table.actual_rows, table.differing_buckets, table.reread_buckets) == (ROWS, 0, 0)
+
+
+def test_workers_compare_the_rows_of_each_index_in_a_table_that_several_share(project: Project) -> None:
+    script_id = project.script(SHIPMENTS_BY_CUSTOMER.replace('"dual-write"', '"delta"'), "0010_shipments.py")
+    stock = list(shipments(ROWS))
+    _fill(project, "Shipments", stock)
+    with inline(project):
+        apply(project, script_id)
+    assert_in_step(project, script_id)
+    with inline(project), project.session(Options(executor=NAME)) as session:
+        report = commands.verify(session, script_id, mode=commands.Mode.FULL)
+    assert [table.reread_buckets for table in report.tables] == [0] * 5
+    assert sum(table.actual_rows for table in report.tables) == 2 * ROWS
+    index = project.tables.table("ShipmentsByCustomer")
+    missing = next(row for row in project.rows(index.name) if row["RowKey"].startswith("2024:"))
+    with inline(project), project.session(Options(executor=NAME)) as session:
+        session.do(index.insert({"PartitionKey": "c1", "RowKey": "open:stray"}))
+        session.do(index.delete(key_of(missing)))
+        report = commands.verify(session, script_id, mode=commands.Mode.FULL)
+    assert report.differences.counts == {"extra": 1, "missing": 1}
 
 
 def test_workers_copy_and_compare_the_part_that_is_migrated_alone(project: Project) -> None:

@@ -39,6 +39,7 @@ from tests.worlds.company import Client, Company
 from tests.worlds.evidence import with_key
 from tests.worlds.projects import Project
 from tests.worlds.scripts import under_writes
+from tests.worlds.shipments import BY_CUSTOMER, by_customer
 
 ROOT = Path(__file__).parents[3] / "migrations"
 GROUP = "shop"
@@ -66,6 +67,8 @@ class Example:
     # The properties of a target row that say which source row it is of, where its key is made of the row's
     # content.
     old_key: tuple[str, ...] = ()
+    # The index rows of a main row.
+    index_rows: Callable[[str, Row], Sequence[Placed]] = lambda _table, _row: ()
 
 
 def draw_identity(draw: random.Random) -> Placed:
@@ -219,6 +222,13 @@ EXAMPLES = {
     "split by properties": Example(
         {"0010_shipments_by_state.py": {}}, draw_shipment, shipment_becomes, old_key=("Customer", "Number")
     ),
+    "split by properties with an index": Example(
+        {"0010_shipments_by_state.py": BY_CUSTOMER},
+        draw_shipment,
+        shipment_becomes,
+        old_key=("Customer", "Number"),
+        index_rows=by_customer,
+    ),
 }
 
 
@@ -271,7 +281,8 @@ class Life:
         for table in self.sources:
             for row in self.project.rows(table):
                 if (placed := self.example.becomes(table, content_of(row))) is not None:
-                    wanted[placed[0], key_of(placed[1])] = placed[1]
+                    for target, target_row in (placed, *self.example.index_rows(*placed)):
+                        wanted[target, key_of(target_row)] = target_row
         targets = {name for names in self.targets() for name in names}
         nobodys = {(table, key_of(row)) for table, row in self.example.nobodys}
         held = {
@@ -320,7 +331,8 @@ class Life:
         names, mine = self.example.old_key, (table, key_of(row))
         if not names:
             return None
-        tables = next(names for names in self.targets() if table in names)
+        mains = [names_in(script.migration.target.table) for script in self.project.scripts.values()]
+        tables = next(names for names in mains if table in names)
         same = (
             (name, each)
             for name in tables
@@ -364,8 +376,26 @@ class Delta(Life):
         for _ in range(count):
             if (drawn := self.operation(view)) is not None:
                 _, table, operation = drawn
+                before = self.index_rows_of(table, operation.key) if view is View.NEW else {}
                 with suppress(RekeyError):
                     asyncio.run(self.project.tables.table(table).write(operation))
+                if view is View.NEW:
+                    asyncio.run(self.write_index_rows(before, self.index_rows_of(table, operation.key)))
+
+    def index_rows_of(self, table: str, key: EntityKey) -> dict[tuple[str, EntityKey], Row]:
+        """Return the index rows of a row of the new view, as it is now, by their places."""
+        row = asyncio.run(self.project.tables.table(table).get(key))
+        placed = () if row is None else self.example.index_rows(table, content_of(row))
+        return {(target, key_of(index_row)): index_row for target, index_row in placed}
+
+    async def write_index_rows(
+        self, before: Mapping[tuple[str, EntityKey], Row], after: Mapping[tuple[str, EntityKey], Row]
+    ) -> None:
+        """Write index rows as the application does: nobody follows its writes."""
+        for (table, _), row in after.items():
+            await self.project.tables.table(table).upsert(row)
+        for table, key in before.keys() - after.keys():
+            await self.project.tables.table(table).delete(key)
 
     def prove_and_retire(self, rekey: Commands) -> None:
         """Prove each migration and retire its source: the targets stay, and the rows beside a part."""

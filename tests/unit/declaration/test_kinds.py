@@ -515,8 +515,11 @@ def test_pointers_to_rows_of_tables_of_their_own_name_the_table(properties: list
         assert index_row == (
             number,
             {
-                "PartitionKey": "ann", "RowKey": f"{begins}a:b_1", "N": 7,
-                "MainPartitionKey": f"{table}:a:b", "MainRowKey": "1",
+                "PartitionKey": "ann",
+                "RowKey": f"{begins}a:b_1",
+                "N": 7,
+                "MainPartitionKey": f"{table}:a:b",
+                "MainRowKey": "1",
             },
         )
         assert made.index_rows(main.row) == [index_row]
