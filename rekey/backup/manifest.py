@@ -180,15 +180,12 @@ class Manifest:
     def from_json(cls, document: Any, cover: Cover) -> Manifest:
         """Return a manifest. Raises ValueError, KeyError or TypeError for anything else, and for one whose
         proof is wrong."""
-        if not hmac.compare_digest(str(document["proof"]), cover.proof(_without_proof(document))):
+        proved = {name: member for name, member in document.items() if name != "proof"}
+        if not hmac.compare_digest(str(document["proof"]), cover.proof(proved)):
             raise ValueError("not as it was written")
         parts = tuple(Part.from_json(part, cover) for part in document["parts"])
         digest = str(cover.value(_DIGEST, document["digest"]))
         return cls(Header.from_json(document), parts, str(document["ended_at"]), digest)
-
-
-def _without_proof(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: member for name, member in document.items() if name != "proof"}
 
 
 def uncovered(parts: Iterable[Part]) -> list[KeyRange]:

@@ -15,9 +15,10 @@ import click
 
 from rekey.cli import signals
 from rekey.declaration.scripts import file_of, load_script, read_scripts
-from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
+from rekey.errors import ConfigurationError, DeclarationError, StateUnusable
 from rekey.phases import Phase
 from rekey.project.config import load_config
+from rekey.runner.refusals import refusal
 from rekey.state.applied import applied_phases
 from rekey.state.store import State
 
@@ -88,13 +89,7 @@ class Project:
     def _refuse_lost(self, name: str) -> None:
         for record in self.lost:
             if name and record.script_id.startswith(name):
-                raise Refused(
-                    f"{record.script_id} was begun at {record.registered_at}, and its script is not in"
-                    f" {self.config.migrations}",
-                    kept="Nothing was changed.",
-                    hint=f"put {record.script_id}.py back there, as it was, from version control: the version"
-                    " of rekey that began it kept no script",
-                )
+                raise refusal("script-lost", record=record, folder=self.config.migrations)
 
     def choose_all(self, names: Sequence[str]) -> list[Declared]:
         """Return the scripts of these names, without names all, in the order in which they are applied; see

@@ -232,10 +232,6 @@ class Mapper:
         """Return the table number of a row that was read with those of table number `table`."""
         return table if table not in self.migration.sharing else self.migration.number_of(table, key_of(row))
 
-    def is_shared(self, table: int) -> bool:
-        """Tell whether the table with a number also holds rows of other numbers."""
-        return table in self.migration.sharing
-
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table number and key of every row that a source key maps to, without reading its row;
         None when keys depend on more than the old key, or the declaration cannot be applied to it; empty for

@@ -92,7 +92,7 @@ class KindCounts:
             by_row_key[row] += count
             by_partition[partition] += count
         row_prefixes = _telling(by_row_key, LEAST_ROWS)
-        rows_by_prefix = {row: {"": names} for row, names in self._by_row_prefix(row_prefixes).items()}
+        rows_by_prefix = {row: {"": names} for row, names in self._groups(set(), row_prefixes)[""].items()}
         are_many = len(set(by_row_key) - {""}) > MOST_KINDS
         row_prefixes -= {prefix for prefix in _twins(rows_by_prefix) if are_many or prefix.endswith("-")}
         partition_prefixes = {
@@ -107,10 +107,6 @@ class KindCounts:
             kinds = self._listed(self._groups(set(), row_prefixes))
         large = [kind for kind in kinds if kind.rows >= LEAST_ROWS]
         return tuple(kinds) if len(large) > 1 else ()
-
-    def _by_row_prefix(self, row_prefixes: set[str]) -> dict[str, Counter[Names]]:
-        """Return the rows' properties, by the beginning of the RowKey."""
-        return self._groups(set(), row_prefixes)[""]
 
     def _groups(self, partition_prefixes: set[str], row_prefixes: set[str]) -> _Groups:
         groups: _Groups = defaultdict(lambda: defaultdict(Counter))

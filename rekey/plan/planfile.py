@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.severity import Severity
+from rekey.core.texts import errors_of
 from rekey.declaration.migration import Declared
-from rekey.errors import ConfigurationError, Moved
+from rekey.errors import reason_of
 from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
 
+refusal = errors_of(Path(__file__).with_name("refusals.toml"))
 FORMAT = "rekey/plan/v2"
 SAMPLED_FACTOR = 2.0
 SAMPLED_ROWS = 1_000
@@ -48,10 +50,7 @@ def write_output(text: str, path: Path, *, option: str) -> None:
     try:
         write_whole(path, text.encode("utf-8"))
     except OSError as error:
-        raise ConfigurationError(
-            f"the file {path} cannot be written ({error.strerror or 'I/O error'})",
-            hint=f"choose another path for {option}",
-        ) from None
+        raise refusal("file-not-written", path=path, reason=reason_of(error), option=option) from None
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -59,14 +58,14 @@ def read_plan(path: Path) -> PlanFile:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise _unusable(path, f"it cannot be read ({error.strerror or 'I/O error'})") from None
+        raise refusal("unusable", path=path, why=f"it cannot be read ({reason_of(error)})") from None
     except ValueError:
-        raise _unusable(path, "it is not a whole JSON document") from None
+        raise refusal("unusable", path=path, why="it is not a whole JSON document") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _unusable(path, f"it is not of the format {FORMAT}")
+        raise refusal("unusable", path=path, why=f"it is not of the format {FORMAT}")
     content: Any = document.get("plan")
     if document.get("sha256") != _digest(content):
-        raise _unusable(path, "its content is not what was written: its digest differs")
+        raise refusal("unusable", path=path, why="its content is not what was written: its digest differs")
     try:
         plans = content["migrations"]
         errors = sum(problem["severity"] == "error" for plan in plans for problem in plan["problems"])
@@ -74,7 +73,7 @@ def read_plan(path: Path) -> PlanFile:
         bases = tuple(_basis(plan["basis"]) for plan in plans)
         return PlanFile(content["made_at"], content["exact"], errors, bases)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _unusable(path, f"it lacks parts of the format {FORMAT}") from None
+        raise refusal("unusable", path=path, why=f"it lacks parts of the format {FORMAT}") from None
 
 
 def moved(planned: Basis, now: Basis) -> list[str]:
@@ -148,13 +147,10 @@ def check_declared(file: PlanFile, chosen: Iterable[Declared]) -> None:
     planned = {basis.script_id: basis.declaration for basis in file.bases}
     for script in chosen:
         if script.script_id not in planned:
-            raise ConfigurationError(
-                f"the plan file has no plan for {script.script_id}",
-                kept="Nothing was done.",
-                hint="make a plan that covers it: `rekey plan --out FILE`; or leave --plan out",
-            )
+            raise refusal("not-planned", script=script.script_id)
         if planned[script.script_id] != script.digest:
-            raise _moved_since(file, [f"{script.script_id}: the script declares something else now"])
+            changed = f"{script.script_id}: the script declares something else now"
+            raise refusal("moved-since", made_at=file.made_at, changes=changed)
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
@@ -169,15 +165,7 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
         f"{basis.script_id}: {change}" for basis in now for change in moved(planned[basis.script_id], basis)
     ]
     if changes:
-        raise _moved_since(file, changes)
-
-
-def _moved_since(file: PlanFile, changes: Sequence[str]) -> Moved:
-    return Moved(
-        f"since the plan was made ({file.made_at}): " + "; ".join(changes),
-        kept="Nothing was done.",
-        hint="read a new plan, `rekey plan --out FILE`, then apply that one",
-    )
+        raise refusal("moved-since", made_at=file.made_at, changes="; ".join(changes))
 
 
 def _basis(content: dict[str, Any]) -> Basis:
@@ -191,9 +179,3 @@ def _basis(content: dict[str, Any]) -> Basis:
 def _digest(content: object) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _unusable(path: Path, why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the plan file {path} cannot be used: {why}", hint="make a new one: `rekey plan --out FILE`"
-    )

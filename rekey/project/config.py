@@ -65,11 +65,6 @@ class Account:
         return self.endpoint.startswith("https:")
 
     @property
-    def is_on_loopback(self) -> bool:
-        """Whether requests stay on this machine."""
-        return urlsplit(self.endpoint).hostname in _LOOPBACK
-
-    @property
     def name(self) -> str:
         """The account's name: the path of an emulator's endpoint, else the host's first label."""
         parts = urlsplit(self.endpoint)
@@ -453,7 +448,7 @@ def account_key(account: Account) -> str | None:
         base64.b64decode(value, validate=True)
     except ValueError:
         raise refusal("no-key-in-variable", variable=account.key_env) from None
-    if not account.is_https and not account.is_on_loopback and value != AZURITE_KEY:
+    if not account.is_https and urlsplit(account.endpoint).hostname not in _LOOPBACK and value != AZURITE_KEY:
         raise refusal("http-with-own-key", variable=account.key_env)
     return value
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
-from rekey.project.entra import Allowed, Entra, Rights, View
+from rekey.project.entra import Entra, Rights, View
 from rekey.proxy import sas
 from rekey.proxy.parse import OPERATIONS
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
@@ -215,16 +215,11 @@ def _by_token(asked: Asked, access: Access, shown: str, principal: Principal | N
 
 
 def _by_principal(asked: Asked, principal: Principal, entra: Entra) -> Granted:
-    entry = entry_for(principal, entra)
+    entry = next((entry for entry in entra.allow if principal.is_named_by(entry)), None)
     is_of_service = asked.resource not in ("c", "o")
     if entry is None or (asked.rights and is_of_service) or not asked.rights <= RIGHTS[entry.rights]:
         raise refused("AuthorizationPermissionMismatch", "using this permission")
     return Granted(entry.name, CredentialKind.PRINCIPAL, view=entry.view)
-
-
-def entry_for(principal: Principal, entra: Entra) -> Allowed | None:
-    """Return the entry that decides what a principal may do: the first that names it."""
-    return next((entry for entry in entra.allow if principal.is_named_by(entry)), None)
 
 
 def _without_credential(asked: Asked, access: Access) -> RequestRejected:

@@ -88,7 +88,7 @@ def key_id_of(token: str) -> str:
     # Else one signature could be spelled in several ways, each of which decodes to the same bytes.
     if _encoded(_decoded(signature)) != signature:
         raise refused_token("The signature of the token is malformed.")
-    header = _object(head)
+    header = _json(_decoded(head))
     if not header.keys() <= _HEADERS:
         raise refused_token("The token has a header that is not taken.")
     if header.get("alg") != ALGORITHM:
@@ -188,10 +188,6 @@ def _is_usable(jwk: dict[str, Any], entra: Entra) -> bool:
 def refused_token(why: str) -> RequestRejected:
     """Return the error for a token. `why`: a sentence without a value of the token."""
     return rejected("InvalidAuthenticationInfo", f"{CHALLENGED} {why}", status=401)
-
-
-def _object(part: str) -> dict[str, Any]:
-    return _json(_decoded(part))
 
 
 def _json(content: bytes) -> dict[str, Any]:

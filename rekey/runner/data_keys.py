@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rekey.core.progress import Progress
-from rekey.errors import Moved
 from rekey.mapping.sealing import DataKey, SealedKeys, cursors_key, root_fingerprint
 from rekey.mapping.store import Keyring
 from rekey.protocol.control import ControlRow
+from rekey.runner.refusals import refusal
 from rekey.state.store import State
 from rekey.status.notes import note
 
@@ -39,12 +39,7 @@ class KnownRoot:
         """Refuse a root key that is not the recorded one, whatever proof it comes with; record it if there is
         none. Raises Moved."""
         if self.fingerprint not in ("", root_fingerprint(root, self.script_id)):
-            raise Moved(
-                f"the root key of {self.script_id} is not the one that the audit log of this project records",
-                kept="Nothing was opened or changed.",
-                hint="the row of the root key in the restricted store was replaced: restore it from a copy;"
-                " `rekey runbook wrapping-key` says more",
-            )
+            raise refusal("other-root-key", script=self.script_id)
         self.record(root)
 
 
@@ -76,13 +71,7 @@ async def prove_data_keys(
         state.use_keys(script_id, SealedKeys(script_id, cursors_key(root, row.id_key)))
         # Nothing was sealed yet: any root key would open all of it, so only the operator can tell.
         if not state.require_readable(script_id) and not (known.fingerprint or accept):
-            raise Moved(
-                f"the root key of {script_id} has no proof, and the state file holds no checkpoint to tell it"
-                " from one that somebody planted",
-                kept="Nothing was opened or changed.",
-                hint=f"if nobody else can write to the restricted store, `rekey apply {script_id}"
-                " --accept-data-keys`; `rekey runbook wrapping-key` says more",
-            )
+            raise refusal("root-key-unproved", script=script_id)
 
     if not accept and (known.fingerprint or not is_known):
         return

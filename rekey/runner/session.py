@@ -491,7 +491,8 @@ class Session:
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
-            counters = self.do(self._run_with_hook(run, phase))
+            self.do(run.tell(HookEvent.PHASE_BEGUN, before=phase, phase=str(phase)))
+            counters = self.do(self._with_clients(run, PHASES[phase].run))
         except Exception as error:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
@@ -507,11 +508,6 @@ class Session:
         _tell("done", "phase-done", script_id, phase, counters=counters)
         self.caller.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
-
-    async def _run_with_hook(self, run: Run, phase: Phase) -> Counters:
-        """Tell the hook that a phase begins, then carry it out."""
-        await run.tell(HookEvent.PHASE_BEGUN, before=phase, phase=str(phase))
-        return await self._with_clients(run, PHASES[phase].run)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]

@@ -253,11 +253,6 @@ class Facts:
         phase = None if self.store.control is None else self.store.control.phase
         return is_settled_by_clients(phase, reverse=self.declared.migration.reverse)
 
-    @property
-    def clients_refusing(self) -> tuple[ClientRow, ...]:
-        """Live clients that refuse dual writes, or will refuse them once dual writes begin."""
-        return tuple(row for row in self.live_clients if row.refuses)
-
     def is_current(self, row: ClientRow) -> bool:
         """Tell whether a client has acknowledged the control row's epoch; True without a control row."""
         control = self.store.control

@@ -517,7 +517,7 @@ _REMEDIES = {"digest-moved": "client-script", "secret-moved": "client-secrets"}
 
 def _with_clients(facts: Facts, phase: ControlPhase, verdict: Verdict) -> Verdict:
     """Return a verdict changed by the clients (capture "dual-write"): one refuses writes, or none is live."""
-    refusing = facts.clients_refusing
+    refusing = [row for row in facts.live_clients if row.refuses]
     if refusing:
         reason, begins = refusing[0].refuses, phase is ControlPhase.SOURCE
         # Its writes fail right now, even if everything else is well.

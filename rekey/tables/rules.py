@@ -149,30 +149,18 @@ def _is_whole(text: str, kind: str) -> bool:
     return _WHOLE.fullmatch(text) is not None and int(text) in edm.INT_RANGES[kind]
 
 
-def _int64(text: str) -> str | None:
-    return str(int(text)) if _is_whole(text, edm.INT64) else None
-
-
-def _not_finite(text: str) -> str | None:
-    return text if text in edm.NOT_FINITE else None
-
-
 def _guid(text: str) -> str | None:
     bare = text[1:-1] if text[:1] + text[-1:] in ("{}", "()") else text
     is_one = edm.GUID_TEXT.fullmatch(bare) or _DIGITS.fullmatch(text)
     return str(UUID(bare)) if is_one else None
 
 
-def _binary(text: str) -> str | None:
-    return text if _BASE64.fullmatch(text) else None
-
-
 # Types whose values the service returns as annotated text, each with what makes the canonical text of a
 # value; None where it is unknown.
 _STAYS_TEXT: dict[str, Callable[[str], str | None]] = {
-    edm.INT64: _int64,
-    edm.DOUBLE: _not_finite,
+    edm.INT64: lambda text: str(int(text)) if _is_whole(text, edm.INT64) else None,
+    edm.DOUBLE: lambda text: text if text in edm.NOT_FINITE else None,
     edm.GUID: _guid,
     edm.DATETIME: edm.utc_text,
-    edm.BINARY: _binary,
+    edm.BINARY: lambda text: text if _BASE64.fullmatch(text) else None,
 }

@@ -113,13 +113,13 @@ class BucketDigests:
         try:
             return cls.from_packed(zlib.decompress(data))
         except zlib.error:
-            raise _unusable() from None
+            raise digests_unusable() from None
 
     @classmethod
     def from_packed(cls, data: bytes) -> BucketDigests:
         """Return the digests that `packed` packed. Raises StateUnusable when the length is wrong."""
         if len(data) != BUCKETS * _STEP:
-            raise _unusable()
+            raise digests_unusable()
         buckets = cls()
         # A packed digest is two words of 8 bytes, a count one.
         words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
@@ -256,7 +256,7 @@ class Partial:
         """Return a comparison from what `as_state` gave. Raises StateUnusable for that of another one."""
         try:
             if state["buckets"] != BUCKETS or len(state["expected"]) != targets:
-                raise _unusable()
+                raise digests_unusable()
             parts = [
                 Part(int(table), KeyRange(_key(after), _key(upto)), _key(cursor), bool(done))
                 for table, after, upto, cursor, done in state["parts"]
@@ -274,7 +274,7 @@ class Partial:
                 not_migrated=int(state.get("not_migrated", 0)),
             )
         except (KeyError, TypeError, ValueError):
-            raise _unusable() from None
+            raise digests_unusable() from None
 
 
 def reported_digest(digests: BucketDigests) -> str:
@@ -287,7 +287,8 @@ def _key(pair: Sequence[str] | None) -> EntityKey | None:
     return None if pair is None else EntityKey(pair[0], pair[1])
 
 
-def _unusable() -> StateUnusable:
+def digests_unusable() -> StateUnusable:
+    """Return the error for stored digests that are not those of this verification."""
     return StateUnusable(
         "the stored digests of an earlier verification cannot be read, or are of another one",
         kept="all tables; a verification changes none",

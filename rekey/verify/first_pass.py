@@ -154,7 +154,7 @@ class RowAdder:
             self._work.source_rows += len(rows)
             if self._mapper.drops:
                 self._work.not_migrated += sum(map(self._mapper.is_dropped, rows))
-        elif self._mapper.is_shared(table):
+        elif table in self._mapper.migration.sharing:
             kinds: defaultdict[int, list[Row]] = defaultdict(list)
             for row in rows:
                 kinds[self._mapper.number_of(table, row)].append(row)

@@ -11,12 +11,12 @@ from itertools import takewhile
 from typing import Any
 
 from rekey.core.collector import patient_collector
-from rekey.errors import Interrupted, StateUnusable
+from rekey.errors import Interrupted
 from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, KeyRange, Row
 from rekey.tables.base import Page
 from rekey.tables.parallel import ParallelScan, Reader
 from rekey.verify import report
-from rekey.verify.bucket_digests import SOURCE, Part, Partial, Reads, all_reads, rows_in
+from rekey.verify.bucket_digests import SOURCE, Part, Partial, Reads, all_reads, digests_unusable, rows_in
 from rekey.verify.context import Keys, ReconcileContext
 from rekey.verify.first_pass import LEAST_AT_RATES, LEAST_ROWS, Due, RowAdder
 from rekey.verify.full import Comparison, compare, report_of
@@ -115,11 +115,7 @@ class Ranges:
             findings = report.stored_findings(state["findings"])
             reread = [_bits(int(text, 16)) for text in state["reread"]]
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise StateUnusable(
-                "the stored digests of an earlier verification cannot be read",
-                kept="all tables; a verification changes none",
-                hint="run `rekey verify --mode full` again: it begins anew",
-            ) from None
+            raise digests_unusable() from None
         large.parts = [part for part in parts if part.table not in (_RANGE, _DIFFERING)]
         ranges = [replace(part, table=SOURCE) for part in parts if part.table == _RANGE]
         differing = [part.within for part in parts if part.table == _DIFFERING]
