@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rekey.core.severity import Severity
-from rekey.core.texts import errors_of
 from rekey.declaration.migration import Declared
 from rekey.errors import reason_of
+from rekey.plan.refusals import refusal
 from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
 
-refusal = errors_of(Path(__file__).with_name("refusals.toml"))
 FORMAT = "rekey/plan/v2"
 SAMPLED_FACTOR = 2.0
 SAMPLED_ROWS = 1_000

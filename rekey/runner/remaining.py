@@ -158,18 +158,24 @@ async def require_droppable(run: Run) -> None:
             target, rows = run.targets[0], counted(len(only), "row")
             if not run.is_delta and not await _unannounced(run, only):
                 raise refusal("rows-unsettled", rows=rows, target=target, script=run.script_id)
-            named = {
-                "rows": f"{LISTED:,} rows or more" if len(only) > LISTED else rows,
-                "listed": run.listed(target, only),
-                "target": target,
-                "source": run.source,
-                "script": run.declared.cli_selector,
-            }
+            if len(only) > LISTED:
+                rows = f"{LISTED:,} rows or more"
+            listed, source, script = run.listed(target, only), run.source, run.declared.cli_selector
             # `apply` takes them out where it can: with one of several tables gone it has to begin again.
             gone = [name for name in names_in(target.name) if not await run.tables.table_exists(name)]
             if gone:
-                raise refusal("rows-only-in-tables-left", gone=joint_name(gone), **named)
-            raise refusal("rows-only-in-target", **named)
+                raise refusal(
+                    "rows-only-in-tables-left",
+                    gone=joint_name(gone),
+                    rows=rows,
+                    listed=listed,
+                    target=target,
+                    source=source,
+                    script=script,
+                )
+            raise refusal(
+                "rows-only-in-target", rows=rows, listed=listed, target=target, source=source, script=script
+            )
     run.state.audit("drop-proved", run.script_id, proof)
 
 
