@@ -420,9 +420,21 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
+    record = await _Record.begun(run)
+    try:
+        await _copy_changes(run, now, (lambda: None) if record is None else record.extend)
+    except Exception:
+        if record is not None:
+            await record.end()
+        raise
+    if record is not None:
+        await record.end()
+
+
+async def _copy_changes(run: Run, now: ControlRow, record: Callable[[], None]) -> None:
+    """Copy the changes of the target to the source. `record`: called before each row."""
     back, limit = BackPropagator(run.propagator, _keeps(run, now)), run.config.limits.concurrency
     run.switchover = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
-    record = await _recorder(run)
 
     async def settle(what: str, source_key: EntityKey) -> None:
         record()
@@ -502,22 +514,37 @@ def _copied_back(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-async def _recorder(run: Run) -> Callable[[], None]:
-    """Return the function to call before a row is copied back: it records until when that may take effect."""
-    if run.mapping.is_stored:
-        return lambda: None
-    before, since = _copied_back(run), await fresh_second(run.source_time, run.clock)
-    until = 0
+class _Record:
+    """The record of the time in which a rollback copies rows to the source, where no mapping is stored."""
 
-    def record() -> None:
-        nonlocal until
-        now, in_flight = run.clock.ticks(), round(run.config.gates.margin_s * TICKS_PER_SECOND)
-        if now + in_flight + _SPAN // 2 >= until:
-            until = now + in_flight + _SPAN
-            spans = [*before, (since, format_ticks(until))]
-            run.state.set_fact(run.script_id, COPIED_BACK, json.dumps(spans))
+    def __init__(self, run: Run, since: str) -> None:
+        self._run, self._since, self._before = run, since, _copied_back(run)
+        self._until = 0
 
-    return record
+    @classmethod
+    async def begun(cls, run: Run) -> _Record | None:
+        """Begin one; None where a mapping is stored."""
+        return None if run.mapping.is_stored else cls(run, await fresh_second(run.source_time, run.clock))
+
+    def extend(self) -> None:
+        """Record until when a row that is copied now may take effect."""
+        now, in_flight = self._run.clock.ticks(), round(self._run.config.gates.margin_s * TICKS_PER_SECOND)
+        if now + in_flight + _SPAN // 2 >= self._until:
+            self._store(now + in_flight + _SPAN)
+
+    async def end(self) -> None:
+        """Record that nothing is copied any more: what is written to the source from now on is not by this
+        rollback. Where a request may still take effect, or the service fails, the record stays as it is."""
+        if not self._until or open_s(self._run):
+            return
+        with suppress(ServiceError):
+            ended = ticks_of(await fresh_second(self._run.source_time, self._run.clock))
+            self._store(min(ended, self._until))
+
+    def _store(self, until: int) -> None:
+        self._until = until
+        spans = [*self._before, (self._since, format_ticks(until))]
+        self._run.state.set_fact(self._run.script_id, COPIED_BACK, json.dumps(spans))
 
 
 async def _each_changed(

@@ -147,6 +147,25 @@ def test_a_source_row_that_a_stray_writer_wrote_after_cutover_stops_the_rollback
     assert control_phase(cut_over) is ControlPhase.DUAL_WRITE
 
 
+def test_a_source_row_that_is_written_after_a_rollback_was_given_up_is_not_taken_for_its_copy(
+    cut_over: Project,
+) -> None:
+    """The first rollback copied a row, and stopped at a stray one."""
+    target, source = cut_over.tables.table("UsersV2"), cut_over.tables.table("Users")
+    cut_over.clock.advance(60)
+    asyncio.run(source.insert(user("stray@example.com")))
+    [changed] = [row for row in cut_over.rows("UsersV2") if key_of(row) == target_key(FIRST)]
+    asyncio.run(target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed)))
+    with pytest.raises(Findings, match="UsersV2 has no row for 1 row of Users"):
+        rollback(cut_over)
+    asyncio.run(source.insert(user("later@example.com")))
+    cut_over.clock.advance(5)
+    with pytest.raises(Findings, match="UsersV2 has no row for 2 rows of Users"):
+        rollback(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS + 2
+    assert mapping_rows(cut_over) == [".t"], "nothing was removed"
+
+
 def test_many_deletes_are_swept(at_gate: Project) -> None:
     """More than a comparison repairs row by row."""
     table = at_gate.tables.table("Users")
