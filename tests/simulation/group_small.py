@@ -171,7 +171,7 @@ def at_work() -> Iterator[None]:
     async def each(run: Run, *_: object) -> None:
         await cast(Any, run).world._work(run)
 
-    async def prove(runs: Sequence[Run]) -> None:
+    async def prove(runs: Sequence[Run], *_: object) -> None:
         for one in runs:
             await each(one)
 

@@ -55,10 +55,12 @@ from rekey.status.facts import RETURNED_AFTER
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 from rekey.verify.full import TooMany
-from rekey.verify.report import FullReport
+from rekey.verify.report import DifferenceKind, FullReport
 
 # Fact: the freeze time of capture "delta"; `retire` compares with it.
 FROZEN_AT = "frozen_at"
+# Fact: which freeze these times are of, as the control row says (`frozen_at`).
+FROZEN_UNDER = "frozen_under"
 # Fact: the same by the clock of the target account, where there is one.
 TARGET_FROZEN_AT = "target_frozen_at"
 # Fact: from when until when rollbacks copied rows to the source since the cutover, where no mapping is
@@ -117,9 +119,9 @@ async def run(run: Run) -> Counters:
         return run.switchover
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await _about_to_freeze(run, ControlPhase.CUTOVER)
-        await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+        now = await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
-        await _prove_under_freeze(run.run_group)
+        await _prove_under_freeze(run.run_group, now)
     except Exception as error:
         await leave_freeze(run, ControlPhase.DUAL_WRITE)
         if isinstance(error, Findings):
@@ -129,7 +131,9 @@ async def run(run: Run) -> Counters:
     return run.switchover
 
 
-async def _prove_under_freeze(runs: Sequence[Run]) -> None:
+async def _prove_under_freeze(runs: Sequence[Run], control: ControlRow | None) -> None:
+    """Repair the targets of all runs for the last time, and prove them equal. `control`: the control row of
+    one of them; they were frozen at once."""
     # A whole second of the service's clock after every write made before the operator confirmed that writers
     # have stopped: a source row newer than it is from a stray writer.
     frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
@@ -137,6 +141,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         in_target_account = is_in_target_account(member.source.name)
         if in_target_account not in frozen_at:
             frozen_at[in_target_account] = await fresh_second(member.source_time, member.clock)
+        member.state.set_fact(member.script_id, FROZEN_UNDER, None if control is None else control.frozen_at)
         member.state.set_fact(member.script_id, FROZEN_AT, frozen_at[in_target_account])
         # Timestamps of the target are by the clock of its own account.
         if member.declared.migration.uses_target_account:
@@ -167,6 +172,15 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
             with of_member(member):
                 phase = member.declared.migration.shown(Phase.DUAL_WRITE)
                 raise refusal("rows-differ-frozen", rows=wrong(report), next=step, phase=phase)
+
+
+def frozen_at(run: Run, now: ControlRow, fact: str = FROZEN_AT) -> str | None:
+    """Return a time (`fact`) of the freeze before the present cutover; None where the state file has none of
+    that: it was lost, or another machine has cut over since."""
+    facts = run.state.facts(run.script_id)
+    under = facts.get(FROZEN_UNDER)  # not stored by earlier versions
+    is_another = under is not None and now.frozen_at is not None and under != now.frozen_at
+    return None if is_another else facts.get(fact)
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -406,9 +420,21 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
-    back, limit = BackPropagator(run.propagator, _keeps(run)), run.config.limits.concurrency
+    record = await _Record.begun(run)
+    try:
+        await _copy_changes(run, now, (lambda: None) if record is None else record.extend)
+    except Exception:
+        if record is not None:
+            await record.end()
+        raise
+    if record is not None:
+        await record.end()
+
+
+async def _copy_changes(run: Run, now: ControlRow, record: Callable[[], None]) -> None:
+    """Copy the changes of the target to the source. `record`: called before each row."""
+    back, limit = BackPropagator(run.propagator, _keeps(run, now)), run.config.limits.concurrency
     run.switchover = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
-    record = await _recorder(run)
 
     async def settle(what: str, source_key: EntityKey) -> None:
         record()
@@ -459,12 +485,12 @@ def _was_copied(run: Run, now: ControlRow) -> Callable[[Row], bool]:
     cutover, where no mapping row says so."""
     # Which rows were copied is not listed: all that stood at the freeze were. A source row that was written
     # later stays, and is found missing in the target.
-    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
-    if frozen_at is None and now.stopped_at is not None:
-        # The state file was lost. This is by the clock of another account, and may be later than the freeze.
-        frozen_at = earlier(now.stopped_at, run.config.gates.margin_s)
+    frozen = frozen_at(run, now)
+    if frozen is None and now.stopped_at is not None:
+        # This is by the clock of another account, and may be later than the freeze.
+        frozen = earlier(now.stopped_at, run.config.gates.margin_s)
     spans = [(ticks_of(since), ticks_of(until)) for since, until in _copied_back(run)]
-    spans += [] if frozen_at is None else [(0, ticks_of(frozen_at))]
+    spans += [] if frozen is None else [(0, ticks_of(frozen))]
 
     def was_copied(row: Row) -> bool:
         written_at = ticks_of(row[TIMESTAMP])
@@ -473,11 +499,11 @@ def _was_copied(run: Run, now: ControlRow) -> Callable[[Row], bool]:
     return was_copied
 
 
-def _keeps(run: Run) -> Callable[[Row], bool]:
+def _keeps(run: Run, now: ControlRow) -> Callable[[Row], bool]:
     """Return the function that tells of a source row that only its Timestamp says was copied: not by a
     mapping row, nor by the comparison under the freeze."""
-    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
-    proved = 0 if frozen_at is None else ticks_of(frozen_at)
+    frozen = frozen_at(run, now)
+    proved = 0 if frozen is None else ticks_of(frozen)
     return lambda row: not run.mapping.is_stored and ticks_of(row[TIMESTAMP]) >= proved
 
 
@@ -488,22 +514,37 @@ def _copied_back(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-async def _recorder(run: Run) -> Callable[[], None]:
-    """Return the function to call before a row is copied back: it records until when that may take effect."""
-    if run.mapping.is_stored:
-        return lambda: None
-    before, since = _copied_back(run), await fresh_second(run.source_time, run.clock)
-    until = 0
+class _Record:
+    """The record of the time in which a rollback copies rows to the source, where no mapping is stored."""
 
-    def record() -> None:
-        nonlocal until
-        now, in_flight = run.clock.ticks(), round(run.config.gates.margin_s * TICKS_PER_SECOND)
-        if now + in_flight + _SPAN // 2 >= until:
-            until = now + in_flight + _SPAN
-            spans = [*before, (since, format_ticks(until))]
-            run.state.set_fact(run.script_id, COPIED_BACK, json.dumps(spans))
+    def __init__(self, run: Run, since: str) -> None:
+        self._run, self._since, self._before = run, since, _copied_back(run)
+        self._until = 0
 
-    return record
+    @classmethod
+    async def begun(cls, run: Run) -> _Record | None:
+        """Begin one; None where a mapping is stored."""
+        return None if run.mapping.is_stored else cls(run, await fresh_second(run.source_time, run.clock))
+
+    def extend(self) -> None:
+        """Record until when a row that is copied now may take effect."""
+        now, in_flight = self._run.clock.ticks(), round(self._run.config.gates.margin_s * TICKS_PER_SECOND)
+        if now + in_flight + _SPAN // 2 >= self._until:
+            self._store(now + in_flight + _SPAN)
+
+    async def end(self) -> None:
+        """Record that nothing is copied any more: what is written to the source from now on is not by this
+        rollback. Where a request may still take effect, or the service fails, the record stays as it is."""
+        if not self._until or open_s(self._run):
+            return
+        with suppress(ServiceError):
+            ended = ticks_of(await fresh_second(self._run.source_time, self._run.clock))
+            self._store(min(ended, self._until))
+
+    def _store(self, until: int) -> None:
+        self._until = until
+        spans = [*self._before, (self._since, format_ticks(until))]
+        self._run.state.set_fact(self._run.script_id, COPIED_BACK, json.dumps(spans))
 
 
 async def _each_changed(
@@ -512,9 +553,8 @@ async def _each_changed(
     """Await `work` for each target row that was written since cutover and differs."""
     # A time before the application's first write to the target. The freeze time is by the clock of the
     # target's account; the control row's times, by the restricted account's, are second best.
-    facts = run.state.facts(run.script_id)
-    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.uses_target_account else FROZEN_AT)
-    since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    fact = TARGET_FROZEN_AT if run.declared.migration.uses_target_account else FROZEN_AT
+    since = earlier(frozen_at(run, now, fact) or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     limit = run.config.limits.concurrency
     with run.progress.task(label) as advance:
         async for page in run.targets[0].scan(modified_from=since):
@@ -538,8 +578,14 @@ async def _prove_rollback(run: Run) -> None:
         await verify_full(run, repair=True)
         await until_quiet(run)
         report = await verify_full(run)
+        listed = report.differences.listed
     if report.findings:
         step = next_step("go-back-again", script=run.declared.cli_selector)
+        missing = [divergence.kind is DifferenceKind.MISSING for divergence in listed]
+        if not run.mapping.is_stored and len(listed) == wrong(report) == sum(missing):
+            rows, named = counted(len(listed), "row"), ", ".join(each.source_id for each in listed[:_NAMED])
+            sides = {"source": run.source, "target": run.targets[0]}
+            raise refusal("rows-left-in-source", rows=rows, listed=named, step=step.command, **sides)
         raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 

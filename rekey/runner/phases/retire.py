@@ -23,7 +23,7 @@ from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.backfill import estimated_rows
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
-from rekey.runner.phases.cutover import FROZEN_AT
+from rekey.runner.phases.cutover import frozen_at
 from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import COUNTED, NOT_MIGRATED
@@ -118,9 +118,9 @@ def _name_dropped(run: Run, counters: Counters) -> None:
 def quiet_at(run: Run, now: ControlRow) -> str:
     """Return the moment from which on no write to the source is expected, by the service's clock."""
     if run.is_delta:
-        # Without the fact (the state file was lost) the beginning of the freeze: earlier, so fewer rows are
+        # Where the state file does not know it, the beginning of the freeze: earlier, so fewer rows are
         # deleted.
-        return run.state.get_fact(run.script_id, FROZEN_AT) or now.stopped_at or now.updated_at
+        return frozen_at(run, now) or now.stopped_at or now.updated_at
     kept = run.state.get_fact(run.script_id, QUIET_AT)
     # A run that was cut off stored none. Every client has acknowledged by now; none could take longer than
     # this.

@@ -137,10 +137,33 @@ def test_a_source_row_that_a_stray_writer_wrote_after_cutover_stops_the_rollback
     cut_over.clock.advance(60)
     asyncio.run(cut_over.tables.table("Users").insert(user("stray@example.com")))
     for _ in range(2):
-        with pytest.raises(Findings):
+        with pytest.raises(Findings, match="UsersV2 has no row for 1 row of Users: ") as left:
             rollback(cut_over)
+        assert "delete in Users those that the application deleted in UsersV2" in left.value.hint
         assert control_phase(cut_over) is ControlPhase.CUTOVER
         assert len(cut_over.rows("Users")) == ROWS + 1
+    asyncio.run(cut_over.tables.table("Users").delete(key_of(user("stray@example.com"))))
+    rollback(cut_over)
+    assert control_phase(cut_over) is ControlPhase.DUAL_WRITE
+
+
+def test_a_source_row_that_is_written_after_a_rollback_was_given_up_is_not_taken_for_its_copy(
+    cut_over: Project,
+) -> None:
+    """The first rollback copied a row, and stopped at a stray one."""
+    target, source = cut_over.tables.table("UsersV2"), cut_over.tables.table("Users")
+    cut_over.clock.advance(60)
+    asyncio.run(source.insert(user("stray@example.com")))
+    [changed] = [row for row in cut_over.rows("UsersV2") if key_of(row) == target_key(FIRST)]
+    asyncio.run(target.replace({**content_of(changed), "Name": "changed"}, etag=etag_of(changed)))
+    with pytest.raises(Findings, match="UsersV2 has no row for 1 row of Users"):
+        rollback(cut_over)
+    asyncio.run(source.insert(user("later@example.com")))
+    cut_over.clock.advance(5)
+    with pytest.raises(Findings, match="UsersV2 has no row for 2 rows of Users"):
+        rollback(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS + 2
+    assert mapping_rows(cut_over) == [".t"], "nothing was removed"
 
 
 def test_many_deletes_are_swept(at_gate: Project) -> None:
@@ -249,6 +272,49 @@ def test_without_its_state_file_it_copies_again_and_can_be_rolled_back(at_gate: 
     assert actual(at_gate) == expected(at_gate)
     assert len(at_gate.rows("Users")) == ROWS - 1
     assert mapping_rows(at_gate) == [".t", ".x"], "a row that the target lacks may be newer than the freeze"
+
+
+def on_another_machine(project: Project, folder: Path) -> Project:
+    """Return the same project with a state file of its own."""
+    other = Project(folder, clock=project.clock)
+    other.tables, other.restricted = project.tables, project.restricted
+    other.script((project.folder / "migrations" / f"{SCRIPT}.py").read_text("utf-8"))
+    return other
+
+
+def cut_over_again(project: Project, folder: Path, new: Row) -> None:
+    """Roll back and cut over on another machine; the application writes a source row in between, and deletes
+    it in the target afterwards."""
+    other = on_another_machine(project, folder)
+    project.clock.advance(120)
+    rollback(other)
+    project.clock.advance(120)
+    asyncio.run(project.tables.table("Users").insert(new))
+    project.clock.advance(120)
+    apply(other, Phase.CUTOVER, STOPPED)
+    project.clock.advance(120)
+    asyncio.run(project.tables.table("UsersV2").delete(target_key(new)))
+
+
+def test_a_state_file_of_an_earlier_cutover_says_nothing_of_a_later_one(
+    cut_over: Project, tmp_path: Path
+) -> None:
+    """By the freeze that it knows a row that was copied since would be a stray writer's."""
+    cut_over_again(cut_over, tmp_path / "other", user("new@example.com"))
+    rollback(cut_over)
+    assert len(cut_over.rows("Users")) == ROWS
+    assert actual(cut_over) == expected(cut_over)
+
+
+def test_retire_with_a_state_file_of_an_earlier_cutover_deletes_what_was_copied(
+    cut_over: Project, tmp_path: Path
+) -> None:
+    cut_over_again(cut_over, tmp_path / "other", user("new@example.com"))
+    apply(cut_over, Phase.COMPLETE, STOPPED)
+    with cut_over.session(Options(typed_table="Users", no_backup="a test", reason="a test")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+        commands.retire(session, SCRIPT)
+    assert not asyncio.run(cut_over.tables.table_exists("Users"))
 
 
 def test_without_its_state_file_no_source_row_is_deleted_that_is_newer_by_any_clock(at_gate: Project) -> None:
