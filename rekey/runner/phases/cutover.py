@@ -584,8 +584,14 @@ async def _prove_rollback(run: Run) -> None:
         missing = [divergence.kind is DifferenceKind.MISSING for divergence in listed]
         if not run.mapping.is_stored and len(listed) == wrong(report) == sum(missing):
             rows, named = counted(len(listed), "row"), ", ".join(each.source_id for each in listed[:_NAMED])
-            sides = {"source": run.source, "target": run.targets[0]}
-            raise refusal("rows-left-in-source", rows=rows, listed=named, step=step.command, **sides)
+            raise refusal(
+                "rows-left-in-source",
+                rows=rows,
+                listed=named,
+                step=step.command,
+                source=run.source,
+                target=run.targets[0],
+            )
         raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 
