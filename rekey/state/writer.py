@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import Insert, insert
 
 from rekey.state import files
 from rekey.state.audit import canonical_json
@@ -65,9 +65,8 @@ class Writer:
 
     def insert(self, table: str, values: Mapping[str, Any], *, unless_there: bool = False) -> int:
         """Insert a row and return its number. `unless_there`: a row of the same primary key stays."""
-        adding = insert(_table(table, _columns(values))).values(values)
-        adding = adding.on_conflict_do_nothing() if unless_there else adding
-        return self._connection.execute(adding).lastrowid
+        adding = _insert(table, _columns(values), unless_there)
+        return self._connection.execute(adding, dict(values)).lastrowid
 
     def update(self, table: str, values: Mapping[str, Any], **where: Any) -> None:
         """Update the rows that have these values."""
@@ -91,8 +90,15 @@ def _table(name: str, columns: _Columns) -> sa.TableClause:
 
 
 @cache
+def _insert(table: str, columns: _Columns, unless_there: bool) -> Insert:
+    """Return the statement of an insert; to build it takes longer than to run it."""
+    adding = insert(_table(table, columns))
+    return adding.on_conflict_do_nothing() if unless_there else adding
+
+
+@cache
 def _update(table: str, where: tuple[str, ...], columns: _Columns) -> sa.Update:
-    """Return the statement of an update; to build it takes longer than to run it, and each window has one."""
+    """Return the statement of an update, likewise: each window has one."""
     known = _table(table, (*((name, None) for name in where), *columns))
     # The values are the parameters named as columns.
     return sa.update(known).where(*(known.c[name] == sa.bindparam(f"same_{name}") for name in where))

@@ -21,19 +21,24 @@ def stored_form(row: Row) -> Row:
     kept, is_foreseen = written_form(row)
     if not is_foreseen:
         kept, is_foreseen = written_form({**kept, **_doubles(kept)})
+    # No value is larger than its row: most are measured but once.
+    row_bytes = limits.entity_bytes(kept) if is_foreseen else 0
     for name in property_names(kept):
         if len(name) > limits.MAX_NAME_CHARACTERS:
             raise rejected("PropertyNameTooLong", "a property name is too long")
         if not name.isidentifier():
             raise rejected("PropertyNameInvalid", "a property name is not an identifier")
-        kind, value = edm.edm_type(kept, name), kept[name]
-        if not is_foreseen or (kind == edm.DATETIME and value < _FIRST_DATETIME):
+        value = kept[name]
+        is_datetime = kept.get(name + TYPE_SUFFIX) == edm.DATETIME
+        if not is_foreseen or (is_datetime and value < _FIRST_DATETIME):
             raise rejected("InvalidInput", "a value is not of its EDM type")
-        if limits.value_bytes(kind, value) > limits.MAX_VALUE_BYTES:
+        if row_bytes > limits.MAX_VALUE_BYTES and (
+            limits.value_bytes(edm.edm_type(kept, name), value) > limits.MAX_VALUE_BYTES
+        ):
             raise rejected("PropertyValueTooLarge", "a value is longer than 64 KiB")
     if len(property_names(kept)) > limits.MAX_PROPERTIES:
         raise rejected("TooManyProperties", "a row has too many properties")
-    if limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
+    if row_bytes > limits.MAX_ENTITY_BYTES:
         raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
