@@ -132,7 +132,7 @@ async def test_keys_are_those_of_the_rows_that_are_listed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A range with many rows that differ is observed for longer than another one, which is listed first."""
-    for module in (ranges, report_module, settle):
+    for module in (report_module, settle):
         monkeypatch.setattr(module, "LISTED", 2)
     monkeypatch.setattr(verify_context, "_MOST_KEYS", 6)
     monkeypatch.setattr(ranges, "LARGE_ROWS", 1000)
