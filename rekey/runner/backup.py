@@ -47,8 +47,10 @@ async def closed_by_backup(run: Run) -> list[str]:
     run.state.audit(BACKED_UP, run.script_id, details)
     if not lacking:
         return []
-    values = {"rows": counted(len(lacking), "row"), "listed": run.listed(run.source, sorted(lacking))}
-    return [reason("backup-lacks-rows", folder=export.folder, source=run.source, **values)]
+    rows_lacking, listed = counted(len(lacking), "row"), run.listed(run.source, sorted(lacking))
+    return [
+        reason("backup-lacks-rows", folder=export.folder, source=run.source, rows=rows_lacking, listed=listed)
+    ]
 
 
 def described(export: Export) -> dict[str, Any]:

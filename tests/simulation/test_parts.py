@@ -43,8 +43,14 @@ def lost(rule: Any, budget: Budget, follows: Any, **more: Any) -> None:
     assert result.schedule
 
 
-def test_a_process_that_follows_both_parts_loses_no_row_while_one_moves() -> None:
-    harmless(searched(Budget(preemptions=0), BOTH, (SOUTH,)), 500)
+@pytest.mark.parametrize(
+    ("preemptions", "states"),
+    [(0, 250), pytest.param(1, 10_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])],
+)
+def test_a_process_that_follows_both_parts_loses_no_row_while_one_moves(
+    preemptions: int, states: int
+) -> None:
+    harmless(searched(Budget(preemptions=preemptions), BOTH, (SOUTH,)), states)
 
 
 @pytest.mark.soak
@@ -63,7 +69,7 @@ def test_a_process_that_follows_one_part_loses_no_row_of_the_other(
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_a_process_that_follows_one_part_and_ends_loses_no_row_of_the_other() -> None:
-    harmless(searched(Budget(preemptions=3), ALONE, (SOUTH,), ends=True), 2_500)
+    harmless(searched(Budget(preemptions=3), ALONE, (SOUTH,), ends=True), 2_000)
 
 
 @pytest.mark.soak
