@@ -379,7 +379,8 @@ class TargetAuthority(Authority):
         written = await self._write_forward(
             draft, forward, self.keys_to_list(draft), self._forward_reservation(draft, own)
         )
-        draft.mapping.forward, draft.mapping.outdated = written or forward, written is None
+        draft.mapping.forward = written or forward
+        draft.mapping.outdated |= written is None  # `_keeps_key`, beside this, may have found that too
 
     def _is_over(self, draft: Draft, reserved: Reservation) -> bool:
         """Tell whether no other write of a reservation can take effect: only this write holds it, or it was

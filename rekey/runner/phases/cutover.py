@@ -179,8 +179,10 @@ def frozen_at(run: Run, now: ControlRow, fact: str = FROZEN_AT) -> str | None:
     that: it was lost, or another machine has cut over since."""
     facts = run.state.facts(run.script_id)
     under = facts.get(FROZEN_UNDER)  # not stored by earlier versions
-    is_another = under is not None and now.frozen_at is not None and under != now.frozen_at
-    return None if is_another else facts.get(fact)
+    if under is None or now.frozen_at is None:
+        return facts.get(fact)
+    # Compared as times: the service may write one that was sent with zeros after the second without them.
+    return facts.get(fact) if ticks_of(under) == ticks_of(now.frozen_at) else None
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
