@@ -237,10 +237,9 @@ def _check_tables(kinds: Sequence[RowKind]) -> None:
         refuse_if(other, where, "kinds-accounts", table=table, first=first.table)
         refuse_if(kind.target.shared, f"{kind.where}.target.shared", "kinds-shared-table")
         # Keys of secondary rows are made as those of index tables, without the beginning that says the table.
-        beside = [index for index in kind.indexes if index.table.lower() in mains]
-        refuse_if(
-            beside, f"{kind.where}.indexes", "kinds-index-beside", table=beside[0].table if beside else ""
-        )
+        for index in kind.indexes:
+            is_beside = index.table.lower() in mains
+            refuse_if(is_beside, f"{kind.where}.indexes", "kinds-index-beside", table=index.table)
 
 
 def _check_pair(kind: RowKind, earlier: RowKind) -> None:

@@ -171,18 +171,25 @@ class MappingRows:
             digests += (raw(source, source_key), *[raw(main, target_key) for target_key in target_keys])
         ids = iter(encode_ids(digests))
         for (source_key, targets), target_keys in zip(copied, mains, strict=True):
-            text = _json(tuple(source_key))
-            yield source_key, self._forward_row(self._key("f", next(ids)), source_key, text, targets)
+            yield source_key, self.forward_row(source_key, targets, key=self._key("f", next(ids)))
             for target_key in target_keys:
-                yield source_key, self._reverse_row(self._key("r", next(ids)), source_key, text, target_key)
+                yield source_key, self.reverse_row(source_key, target_key, key=self._key("r", next(ids)))
 
     def forward_row(
-        self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
+        self,
+        source_key: EntityKey,
+        targets: Iterable[TargetKey],
+        reserved: Reservation | None = None,
+        *,
+        key: EntityKey | None = None,
     ) -> Row:
-        """Return the forward row. Raises RowRefused as `require_fits`."""
-        return self._forward_row(
-            self.forward_key(source_key), source_key, _json(tuple(source_key)), targets, reserved
-        )
+        """Return the forward row. `key`: its key, where known. Raises RowRefused as `require_fits`."""
+        key, text = key or self.forward_key(source_key), self.require_fits(source_key, targets)
+        if self.sealer is not None:
+            return self._sealed_row(self.sealer, FORWARD, key, source_key, text, reserved)
+        chunks = enumerate(range(0, len(text), _CHUNK))
+        listed = {f"Targets{number}": text[at : at + _CHUNK].decode("ascii") for number, at in chunks}
+        return self._clear_row(key, source_key, listed, reserved)
 
     def reverse_row(
         self,
@@ -190,45 +197,27 @@ class MappingRows:
         target_key: EntityKey,
         table: int = 0,
         reserved: Reservation | None = None,
+        *,
+        key: EntityKey | None = None,
     ) -> Row:
-        """Return the reverse row of a target key. `table`: the number of its table."""
-        key = self.reverse_key(target_key, table)
-        return self._reverse_row(key, source_key, _json(tuple(source_key)), target_key, reserved)
-
-    def _forward_row(
-        self,
-        key: EntityKey,
-        source_key: EntityKey,
-        source_text: bytes,
-        targets: Iterable[TargetKey],
-        reserved: Reservation | None = None,
-    ) -> Row:
-        targets_text = self.require_fits(source_key, targets)
+        """Return the reverse row of a target key. `table`: the number of its table; `key`: as above."""
+        key = key or self.reverse_key(target_key, table)
         if self.sealer is not None:
-            return self._sealed_row(self.sealer, FORWARD, key, [source_text, targets_text], reserved)
-        text = targets_text.decode("ascii")
-        chunks = enumerate(range(0, len(text), _CHUNK))
-        listed = {f"Targets{number}": text[at : at + _CHUNK] for number, at in chunks}
-        return self._clear_row(key, source_key, listed, reserved)
-
-    def _reverse_row(
-        self,
-        key: EntityKey,
-        source_key: EntityKey,
-        source_text: bytes,
-        target_key: EntityKey,
-        reserved: Reservation | None = None,
-    ) -> Row:
-        if self.sealer is not None:
-            return self._sealed_row(
-                self.sealer, REVERSE, key, [source_text, _json(tuple(target_key))], reserved
-            )
+            text = _json(tuple(target_key))
+            return self._sealed_row(self.sealer, REVERSE, key, source_key, text, reserved)
         named = {"NewPartitionKey": target_key.partition, "NewRowKey": target_key.row}
         return self._clear_row(key, source_key, named, reserved)
 
+    @staticmethod
     def _sealed_row(
-        self, sealer: Sealer, purpose: str, key: EntityKey, parts: list[bytes], reserved: Reservation | None
+        sealer: Sealer,
+        purpose: str,
+        key: EntityKey,
+        source_key: EntityKey,
+        named: bytes,
+        reserved: Reservation | None,
     ) -> Row:
+        parts = [_json(tuple(source_key)), named]
         if reserved is not None:
             parts.append(_json([list(reserved.key), sorted(reserved.writers), reserved.seconds]))
         plain = b"[%b]" % b",".join(parts)

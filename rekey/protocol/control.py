@@ -346,9 +346,7 @@ class ControlStore:
             Ambiguous, Unavailable: unknown outcome, and reading back did not show the move; run the same
                 command again.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         rows = [row]
         if self.group and is_joint(now, then):
             rows += [member for member in await self.members() if member.script_id != row.script_id]
@@ -395,9 +393,7 @@ class ControlStore:
             Ambiguous, Unavailable: unknown outcome, and reading back did not show `copied`; run the same
                 command again.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         if row.copied:
             return row
         if row.phase is not ControlPhase.DUAL_WRITE:
@@ -416,9 +412,7 @@ class ControlStore:
             Moved: it is gone, or changed meanwhile.
             Ambiguous, Unavailable: it is not known to have been set.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         return await self._replace([row], [replace(row, change_id=secrets.token_hex(16))])
 
     async def keep_maintaining(self) -> ControlRow:
@@ -430,17 +424,10 @@ class ControlStore:
             Moved: it is gone, or was moved meanwhile.
             Ambiguous, Unavailable: as `mark_copied`.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         if row.maintainer is not None:
             return row
-        if row.phase is not ControlPhase.CUTOVER:
-            raise Refused(
-                f"{self.script_id} is in `{row.phase}`, not in `cutover`",
-                kept="everything; nothing was changed",
-                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
-            )
+        self._require_phase(row, ControlPhase.CUTOVER)
         return await self._replace([row], [replace(row, maintainer=Maintainer.CLIENTS)])
 
     async def hand_over(self) -> ControlRow:
@@ -452,9 +439,7 @@ class ControlStore:
             Moved: the row is gone, or was changed meanwhile.
             Ambiguous, Unavailable: as `mark_copied`.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         if row.maintainer is Maintainer.APPLICATION:
             return row
         if not row.maintained:
@@ -483,17 +468,10 @@ class ControlStore:
             Moved: it is gone, or was changed meanwhile.
             Ambiguous, Unavailable: as `mark_copied`.
         """
-        row = await self.read()
-        if row is None:
-            raise self._gone()
+        row = await self._present()
         if row.restored:
             return row
-        if row.phase is not ControlPhase.RETIRED:
-            raise Refused(
-                f"{self.script_id} is in `{row.phase}`, not in `retired`",
-                kept="everything; nothing was changed",
-                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
-            )
+        self._require_phase(row, ControlPhase.RETIRED)
         after = replace(row, epoch=row.epoch + 1, restored=True, move_id=secrets.token_hex(16))
         return await self._replace([row], [after])
 
@@ -544,6 +522,21 @@ class ControlStore:
             kept="This runner changed nothing.",
             hint=f"`rekey status {self.script_id}` shows where the migration is",
         )
+
+    async def _present(self) -> ControlRow:
+        """Return the row. Raises Moved: it is gone."""
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        return row
+
+    def _require_phase(self, row: ControlRow, phase: ControlPhase) -> None:
+        if row.phase is not phase:
+            raise Refused(
+                f"{self.script_id} is in `{row.phase}`, not in `{phase}`",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
 
     def _gone(self) -> Moved:
         return Moved(

@@ -60,51 +60,34 @@ async def require_droppable_mapping(run: Run) -> None:
     """Refuse to delete the mapping, which can be made again, while a rollback of another migration may need
     it. Members of the same group do not count: they are rolled back before anything is deleted."""
     members = {member.script_id for member in run.run_group}
-    if user := await _first_user(run, _may_go_back, members):
-        others, complete, back, stopped = user
-        raise refusal(
-            "looked-up", script=run.script_id, others=others, complete=complete, back=back, stopped=stopped
-        )
+    await _require_unneeded(run, _may_go_back, members, "go back, `rekey {back}{stopped}`")
 
 
 async def require_expirable_mapping(run: Run) -> None:
     """Refuse to erase the mapping for good while another migration in progress looks keys up in it."""
     # In `source` it begins again with a plan, which refuses a mapping that is gone.
-    if user := await _first_user(run, lambda control: control.is_followed, set()):
-        others, complete, back, stopped = user
-        raise refusal(
-            "looked-up-until-source",
-            script=run.script_id,
-            others=others,
-            complete=complete,
-            back=back,
-            stopped=stopped,
-        )
+    free = "take it back, `rekey {back} --to source --drop-targets{stopped}`"
+    await _require_unneeded(run, lambda control: control.is_followed, set(), free)
 
 
-async def _first_user(
-    run: Run, needs: Callable[[ControlRow], bool], without: set[str]
-) -> tuple[str, str, str, str] | None:
-    """Return the migrations that look keys up in the mapping, and of the first of them the commands that
-    complete it and take it back, the latter with its last option apart; None if there are none. Raises
-    Refused: the first waits for its handover."""
+async def _require_unneeded(
+    run: Run, needs: Callable[[ControlRow], bool], without: set[str], free: str
+) -> None:
+    """Refuse while other migrations need the mapping. `free`: the way out beside completing the first."""
     controls = await referring_controls(run.restricted, run.scripts, run.script_id)
     scripts = [other for other, control in controls.items() if other not in without and needs(control)]
     if not scripts:
-        return None
+        return
     # The step is that of the first; the same command names the next one after it.
     first = next(script for script in run.scripts if script.script_id == scripts[0])
     control, selector, others = controls[first.script_id], first.cli_selector, ", ".join(scripts)
     if control.maintained:
         step = next_step("hand-over", script=first.script_id)
         raise refusal("looked-up-until-handover", script=run.script_id, others=others, handover=step)
-    stopped = first.migration.capture == "delta" and _may_go_back(control)
-    return (
-        others,
-        apply_to(selector, Phase.COMPLETE),
-        f"rollback {selector}",
-        " --writers-stopped" if stopped else "",
-    )
+    must_stop = first.migration.capture == "delta" and _may_go_back(control)
+    free = free.format(back=f"rollback {selector}", stopped=" --writers-stopped" if must_stop else "")
+    complete = apply_to(selector, Phase.COMPLETE)
+    raise refusal("looked-up", script=run.script_id, others=others, complete=complete, free=free)
 
 
 def _may_go_back(control: ControlRow) -> bool:

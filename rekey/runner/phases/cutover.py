@@ -4,8 +4,8 @@ groups: ADR 0043). README.md of `rekey/runner` says what holds under a freeze.""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 
 from rekey.copy.back import BackPropagator
@@ -136,13 +136,13 @@ async def _prove_under_freeze(runs: Sequence[Run], control: ControlRow | None) -
     one of them; they were frozen at once."""
     # A whole second of the service's clock after every write made before the operator confirmed that writers
     # have stopped: a source row newer than it is from a stray writer.
-    frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
+    seconds: dict[bool, str] = {}  # by the clock of each account that holds a source
     for member in runs:
         in_target_account = is_in_target_account(member.source.name)
-        if in_target_account not in frozen_at:
-            frozen_at[in_target_account] = await fresh_second(member.source_time, member.clock)
+        if in_target_account not in seconds:
+            seconds[in_target_account] = await fresh_second(member.source_time, member.clock)
         member.state.set_fact(member.script_id, FROZEN_UNDER, None if control is None else control.frozen_at)
-        member.state.set_fact(member.script_id, FROZEN_AT, frozen_at[in_target_account])
+        member.state.set_fact(member.script_id, FROZEN_AT, seconds[in_target_account])
         # Timestamps of the target are by the clock of its own account.
         if member.declared.migration.uses_target_account:
             member.state.set_fact(member.script_id, TARGET_FROZEN_AT, await member.target_time())
@@ -158,7 +158,7 @@ async def _prove_under_freeze(runs: Sequence[Run], control: ControlRow | None) -
     # that. And only when all is compared, so that nothing is written meanwhile.
     for member in runs[: len(reports)]:
         strays = []
-        async for row in written_since(member.source, frozen_at[is_in_target_account(member.source.name)]):
+        async for row in written_since(member.source, seconds[is_in_target_account(member.source.name)]):
             member.check()
             strays.append(member.ids.short(member.source.name, key_of(row)))
         if strays:
@@ -422,15 +422,8 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
-    record = await _Record.begun(run)
-    try:
-        await _copy_changes(run, now, (lambda: None) if record is None else record.extend)
-    except Exception:
-        if record is not None:
-            await record.end()
-        raise
-    if record is not None:
-        await record.end()
+    async with _recorded(run) as record:
+        await _copy_changes(run, now, record)
 
 
 async def _copy_changes(run: Run, now: ControlRow, record: Callable[[], None]) -> None:
@@ -516,37 +509,41 @@ def _copied_back(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-class _Record:
-    """The record of the time in which a rollback copies rows to the source, where no mapping is stored."""
+@asynccontextmanager
+async def _recorded(run: Run) -> AsyncIterator[Callable[[], None]]:
+    """Yield the function to call before a row is copied back: where no mapping is stored, it records until
+    when that may take effect. Once nothing is copied any more, that is recorded too: what is written to the
+    source from then on is not by this rollback."""
+    if run.mapping.is_stored:
+        yield lambda: None
+        return
+    before, since = _copied_back(run), await fresh_second(run.source_time, run.clock)
+    until = 0
 
-    def __init__(self, run: Run, since: str) -> None:
-        self._run, self._since, self._before = run, since, _copied_back(run)
-        self._until = 0
+    def store(moment: int) -> None:
+        nonlocal until
+        until = moment
+        spans = [*before, (since, format_ticks(until))]
+        run.state.set_fact(run.script_id, COPIED_BACK, json.dumps(spans))
 
-    @classmethod
-    async def begun(cls, run: Run) -> _Record | None:
-        """Begin one; None where a mapping is stored."""
-        return None if run.mapping.is_stored else cls(run, await fresh_second(run.source_time, run.clock))
+    def record() -> None:
+        now, in_flight = run.clock.ticks(), round(run.config.gates.margin_s * TICKS_PER_SECOND)
+        if now + in_flight + _SPAN // 2 >= until:
+            store(now + in_flight + _SPAN)
 
-    def extend(self) -> None:
-        """Record until when a row that is copied now may take effect."""
-        now, in_flight = self._run.clock.ticks(), round(self._run.config.gates.margin_s * TICKS_PER_SECOND)
-        if now + in_flight + _SPAN // 2 >= self._until:
-            self._store(now + in_flight + _SPAN)
-
-    async def end(self) -> None:
-        """Record that nothing is copied any more: what is written to the source from now on is not by this
-        rollback. Where a request may still take effect, or the service fails, the record stays as it is."""
-        if not self._until or open_s(self._run):
+    async def end() -> None:
+        # Where a request may still take effect, or the service fails, the record stays as it is.
+        if not until or open_s(run):
             return
         with suppress(ServiceError):
-            ended = ticks_of(await fresh_second(self._run.source_time, self._run.clock))
-            self._store(min(ended, self._until))
+            store(min(ticks_of(await fresh_second(run.source_time, run.clock)), until))
 
-    def _store(self, until: int) -> None:
-        self._until = until
-        spans = [*self._before, (self._since, format_ticks(until))]
-        self._run.state.set_fact(self._run.script_id, COPIED_BACK, json.dumps(spans))
+    try:
+        yield record
+    except Exception:
+        await end()
+        raise
+    await end()
 
 
 async def _each_changed(
@@ -583,8 +580,8 @@ async def _prove_rollback(run: Run) -> None:
         listed = report.differences.listed
     if report.findings:
         step = next_step("go-back-again", script=run.declared.cli_selector)
-        missing = [divergence.kind is DifferenceKind.MISSING for divergence in listed]
-        if not run.mapping.is_stored and len(listed) == wrong(report) == sum(missing):
+        are_missing = all(divergence.kind is DifferenceKind.MISSING for divergence in listed)
+        if not run.mapping.is_stored and len(listed) == wrong(report) and are_missing:
             rows, named = counted(len(listed), "row"), ", ".join(each.source_id for each in listed[:_NAMED])
             raise refusal(
                 "rows-left-in-source",
