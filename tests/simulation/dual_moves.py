@@ -14,7 +14,6 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import Row
 from rekey.phases import ControlPhase
-from rekey.protocol import control as control_module
 from rekey.protocol.control import ControlRow, ControlStore, from_row
 from rekey.protocol.registry import Registry
 from rekey.protocol.rules import SOURCE, TARGET, Side
@@ -38,6 +36,7 @@ from rekey.runner.phases import cutover
 from rekey.runner.run import Options, tell_nobody
 from tests.fakes.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
+from tests.simulation.one_store import number_moves_from, numbered_moves
 from tests.simulation.scheduler import Scheduler, Waits
 from tests.simulation.witness import Client
 from tests.worlds.small import SCRIPT, go_on
@@ -47,9 +46,6 @@ TIMES = LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=6.0, freeze_w
 POLL_S = 5.0
 OVER_S = 20.0
 """After this nothing of a silent client is left, margins included."""
-
-
-_numbers = [itertools.count()]
 
 
 @contextmanager
@@ -66,8 +62,7 @@ def repeatable() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cutover, verify_full=verified, unfollowed=lambda _run: False))
-        words = mock.patch.object(control_module.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
-        stack.enter_context(words)
+        stack.enter_context(numbered_moves())
         stack.enter_context(mock.patch.object(clients, "CLOCK_RESOLUTION", 0))
         stack.enter_context(mock.patch.object(clients, "POLL_S", POLL_S))
         yield
@@ -108,7 +103,7 @@ class MovingWorld(DualWorld):
         self.passages = passages
         self.crashing = self.mortal
         self.store = ControlStore(self.others, SCRIPT)
-        _numbers[0] = itertools.count()
+        number_moves_from(0)
 
     @property
     def control(self) -> ControlRow:

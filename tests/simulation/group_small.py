@@ -14,14 +14,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Findings, GateClosed, Moved, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.phases import ControlPhase
@@ -29,16 +27,14 @@ from rekey.protocol import control
 from rekey.protocol.control import ControlRow, ControlStore, from_row
 from rekey.runner.phases import cutover
 from rekey.runner.run import Options, Run, tell_nobody
-from tests.simulation.explore import service_of
-from tests.simulation.scenario import Scenario
+from tests.simulation.one_store import OneStoreWorld, numbered_moves
 from tests.simulation.scheduler import Scheduler
 
 GROUP = "billing"
 MEMBERS = ("0001_a", "0002_b")
-_numbers = [itertools.count()]
 
 
-class GroupWorld(Scenario):
+class GroupWorld(OneStoreWorld):
     """A runner that moves a group, a command on another member, and the application."""
 
     crashing = frozenset({"runner"})
@@ -52,45 +48,34 @@ class GroupWorld(Scenario):
             refuses: the member that refuses under freeze.
         """
         super().__init__(scheduler)
-        self.others, self.refuses = service_of(scheduler), refuses
+        self.refuses = refuses
         self.start, self.end = ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER
         if back:
             self.start, self.end = self.end, self.start
         self.told = self.unproved = False
         self._read: tuple[Hashable, list[ControlRow]] = None, []
-        _numbers[0] = itertools.count()
 
-    def store(self, script_id: str) -> ControlStore:
+    def control(self, script_id: str) -> ControlStore:
         """Return the control row of a member."""
-        store = ControlStore(self.others, script_id, GROUP)
+        store = ControlStore(self.store, script_id, GROUP)
         store.group_ids = frozenset(MEMBERS)
         return store
 
     def rows(self) -> list[ControlRow]:
         """Return the control rows as they are now: read again where they have changed."""
-        content = self.others.content()
+        content = self.store.content()
         if self._read[0] != content:
-            self._read = content, [from_row(row) for row in self.others.dump(CONTROL_TABLE)]
+            self._read = content, [from_row(row) for row in self.store.dump(CONTROL_TABLE)]
         return self._read[1]
 
     async def prepare(self) -> None:
         for one in MEMBERS:
             row = ControlRow(one, ControlPhase.SOURCE, 1, "run", "digest", one, (), {}, id_key=bytes(32))
-            await self.store(one).create(row)
-            await self.store(one).move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+            await self.control(one).create(row)
+            await self.control(one).move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
         if self.start is ControlPhase.CUTOVER:
-            await self.store(MEMBERS[0]).move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
-            await self.store(MEMBERS[0]).move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
-
-    def snapshot(self) -> Any:
-        return self.others.snapshot(), self.others.clock.ticks(), next(_numbers[0])
-
-    def restore(self, snapshot: Any) -> None:
-        tables, ticks, number = snapshot
-        self.others.restore(tables)
-        clock = self.scheduler.clock
-        clock.advance((ticks - clock.ticks()) / TICKS_PER_SECOND)
-        _numbers[0] = itertools.count(number + 1)
+            await self.control(MEMBERS[0]).move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
+            await self.control(MEMBERS[0]).move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
 
     def actors(self) -> dict[str, Callable[[], object]]:
         return {"runner": self._migrate, "another": self._align, "application": self._write}
@@ -117,9 +102,9 @@ class GroupWorld(Scenario):
 
     async def _leave(self, script_id: str) -> None:
         """Leave a freeze, as a session does that opens a member."""
-        row = await self.store(script_id).read()
+        row = await self.control(script_id).read()
         if row is not None and row.phase is ControlPhase.FREEZE:
-            await self.store(script_id).move(ControlPhase.FREEZE, row.came_from or self.start)
+            await self.control(script_id).move(ControlPhase.FREEZE, row.came_from or self.start)
 
     async def _migrate(self) -> None:
         runs = [self._run(one) for one in MEMBERS]
@@ -135,7 +120,7 @@ class GroupWorld(Scenario):
             await self._leave(MEMBERS[1])
 
     async def _write(self) -> None:
-        row = await self.store(MEMBERS[1]).read()
+        row = await self.control(MEMBERS[1]).read()
         if self.told and row is not None and row.phase is self.start:
             self.unproved = True
 
@@ -150,9 +135,10 @@ class GroupWorld(Scenario):
         options = Options(writers_stopped=True)
         migration = SimpleNamespace(reverse=True, shown=str)
         run = SimpleNamespace(
-            script_id=script_id, control=self.store(script_id), is_delta=True, options=options, switchover={},
-            tell=tell_nobody, group=(), declared=SimpleNamespace(cli_selector=script_id, migration=migration),
-            source_time=self.others.server_time, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
+            script_id=script_id, control=self.control(script_id), is_delta=True, options=options,
+            switchover={}, tell=tell_nobody, group=(),
+            declared=SimpleNamespace(cli_selector=script_id, migration=migration),
+            source_time=self.store.server_time, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
             progress=SimpleNamespace(note=lambda *_: None),
         )  # fmt: skip
         return cast(Run, run)
@@ -185,8 +171,7 @@ def at_work() -> Iterator[None]:
             ("_prove_under_freeze", prove),
         ):
             stack.enter_context(mock.patch.object(cutover, name, work))
-        words = mock.patch.object(control.secrets, "token_hex", lambda _n: f"move-{next(_numbers[0])}")
-        stack.enter_context(words)
+        stack.enter_context(numbered_moves())
         yield
 
 

@@ -13,8 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
@@ -25,7 +24,6 @@ from rekey.client.sdk.guard import PartGuard
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.sdk.router import PartRouter, carrier_of
 from rekey.copy.back import BackPropagator
-from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import RekeyError
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import EntityKey, Row, key_of
@@ -35,11 +33,9 @@ from rekey.protocol.opening import Prepared, open_migration
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.rules import View
 from rekey.tables.base import Accounts
-from tests.fakes.faults import Call
-from tests.simulation import dual_moves, parts_small
+from tests.simulation import parts_small
 from tests.simulation.dual_moves import TIMES
-from tests.simulation.explore import service_of
-from tests.simulation.scenario import Scenario
+from tests.simulation.one_store import FollowingWorld
 from tests.simulation.scheduler import Scheduler
 from tests.worlds.begun_migrations import declared_as
 from tests.worlds.dual_write import upsert
@@ -58,7 +54,7 @@ NEW = (
 )
 
 
-class GuardedWorld(Scenario):
+class GuardedWorld(FollowingWorld):
     """A process that writes rows of a guarded migration, and a runner that moves that."""
 
     longest = TIMES.longest_operation_s
@@ -78,9 +74,6 @@ class GuardedWorld(Scenario):
         super().__init__(scheduler)
         self.view, self.looks, self.moves, self.begins = view, looks, moves, begins
         self.declared = OLD if view is View.OLD else NEW
-        self.store = service_of(scheduler)
-        self.acknowledged: set[tuple[str, int]] = set()
-        dual_moves._numbers[0] = itertools.count()
 
     @property
     def moved(self) -> Any:
@@ -105,27 +98,8 @@ class GuardedWorld(Scenario):
             await self.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
             await self.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
 
-    def snapshot(self) -> Any:
-        return self.store.snapshot(), self.store.clock.ticks(), next(dual_moves._numbers[0])
-
-    def restore(self, snapshot: Any) -> None:
-        tables, ticks, number = snapshot
-        self.store.restore(tables)
-        clock = self.scheduler.clock
-        clock.advance((ticks - clock.ticks()) / TICKS_PER_SECOND)
-        dual_moves._numbers[0] = itertools.count(number + 1)
-
     def actors(self) -> dict[str, Callable[[], object]]:
         return {"process": self._work, "runner": self._move}
-
-    def durable(self) -> Hashable:
-        return self.store.content(), frozenset(self.acknowledged)
-
-    def is_marking(self, one: Any) -> bool:
-        return one.call.action in ("begins", "looks")
-
-    async def finish(self) -> None:
-        """Do nothing: what was acknowledged is where it decides."""
 
     def wrong(self) -> str:
         rows = [each for each in self.store.dump("rekeycontrol") if each["RowKey"] == "control"]
@@ -164,7 +138,7 @@ class GuardedWorld(Scenario):
         with suppress(RekeyError):
             await carrier.open()
         looking = asyncio.ensure_future(self._look(carrier._parts[1]))
-        await self._gate("begins")
+        await self.gate("begins")
         with suppress(RekeyError, TimeoutError):
             await carrier.write([upsert(self._changed())])
             self.acknowledged.add(("1", 2))
@@ -172,7 +146,7 @@ class GuardedWorld(Scenario):
 
     async def _look(self, guard: Any) -> None:
         for _ in range(self.looks):
-            await self._gate("looks")
+            await self.gate("looks")
             with suppress(RekeyError):
                 await (await guard.open()).poll()
 
@@ -222,10 +196,6 @@ class GuardedWorld(Scenario):
             there = await target.get(key)
             assert there is not None
             await back.propagate(await back.claim_new(there))
-
-    async def _gate(self, action: str) -> None:
-        """Wait until the search lets the process go on."""
-        await self.scheduler.hold(Call(action, "", (), 0))
 
 
 async def _keys(table: Any) -> list[EntityKey]:

@@ -13,8 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from rekey.client.sdk import core as core_module
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.options import ClientOptions
 from rekey.client.sdk.router import PartRouter, carrier_of
-from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.progress import Progress
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError
@@ -44,11 +42,9 @@ from rekey.runner import clients
 from rekey.runner.phases import backfill, cutover, dual_write
 from rekey.runner.run import Options, tell_nobody
 from rekey.tables.base import Accounts
-from tests.fakes.faults import Call
 from tests.simulation import dual_moves
 from tests.simulation.dual_moves import OVER_S, TIMES
-from tests.simulation.explore import service_of
-from tests.simulation.scenario import Scenario
+from tests.simulation.one_store import FollowingWorld
 from tests.simulation.scheduler import Scheduler, Waits
 from tests.worlds.begun_migrations import declared_as
 from tests.worlds.dual_write import insert
@@ -62,7 +58,7 @@ DECLARED = {
 }
 
 
-class PartsWorld(Scenario):
+class PartsWorld(FollowingWorld):
     """A process that follows some parts, and a runner for each part that moves."""
 
     longest = TIMES.longest_operation_s
@@ -92,9 +88,6 @@ class PartsWorld(Scenario):
         super().__init__(scheduler)
         self.follows, self.writes, self.moves = follows, writes, moves
         self.absent, self.looks, self.ends = absent, looks, ends
-        self.store = service_of(scheduler)
-        self.acknowledged: set[tuple[EntityKey, int]] = set()
-        dual_moves._numbers[0] = itertools.count()
 
     def control(self, tenant: str) -> ControlStore:
         return ControlStore(self.store, DECLARED[tenant].script_id)
@@ -116,28 +109,9 @@ class PartsWorld(Scenario):
                 await self.control(tenant).move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
                 await self._copy(tenant)
 
-    def snapshot(self) -> Any:
-        return self.store.snapshot(), self.store.clock.ticks(), next(dual_moves._numbers[0])
-
-    def restore(self, snapshot: Any) -> None:
-        tables, ticks, number = snapshot
-        self.store.restore(tables)
-        clock = self.scheduler.clock
-        clock.advance((ticks - clock.ticks()) / TICKS_PER_SECOND)
-        dual_moves._numbers[0] = itertools.count(number + 1)
-
     def actors(self) -> dict[str, Callable[[], object]]:
         runners = {f"runner of {tenant}": partial(self._migrate, tenant) for tenant in self.moves}
         return {"process": self._work, **runners}
-
-    def durable(self) -> Hashable:
-        return self.store.content(), frozenset(self.acknowledged)
-
-    def is_marking(self, one: Any) -> bool:
-        return one.call.action in ("begins", "looks")
-
-    async def finish(self) -> None:
-        """Do nothing: what was acknowledged is where it decides."""
 
     def wrong(self) -> str:
         for tenant, declared in DECLARED.items():
@@ -173,7 +147,7 @@ class PartsWorld(Scenario):
             await carrier.open()
         looking = asyncio.ensure_future(self._look(cores))
         for number, tenant in enumerate(self.writes, start=1):
-            await self._gate("begins")
+            await self.gate("begins")
             operation = insert(row(tenant, str(number)))
             with suppress(RekeyError, TimeoutError):
                 await carrier.write([operation])
@@ -188,7 +162,7 @@ class PartsWorld(Scenario):
 
     async def _look(self, cores: Sequence[ClientCore]) -> None:
         for _ in range(self.looks):
-            await self._gate("looks")
+            await self.gate("looks")
             for core in cores:
                 with suppress(RekeyError):
                     await (await core.open()).poll()
@@ -258,10 +232,6 @@ class PartsWorld(Scenario):
         )
         run.run_group = (run,)
         return run
-
-    async def _gate(self, action: str) -> None:
-        """Wait until the search lets the process go on."""
-        await self.scheduler.hold(Call(action, "", (), 0))
 
 
 def _is_of(control: dict[str, Any], script_id: str) -> bool:

@@ -15,6 +15,7 @@ from rekey.protocol.rules import View
 from tests.simulation import guarded_small
 from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.guarded_small import GuardedWorld, at_work
+from tests.simulation.one_store import assert_harmless
 from tests.simulation.scheduler import Scheduler
 
 # The phase that the runner ends in.
@@ -31,14 +32,9 @@ def searched(view: View, budget: Budget, **more: Any) -> Searched:
     return result
 
 
-def harmless(result: Searched, states: int) -> None:
-    assert not result.loss, (result.loss, result.schedule)
-    assert result.states >= states
-
-
 @pytest.mark.parametrize("view", View)
 def test_a_write_that_is_acknowledged_is_not_lost_when_the_authority_moves(view: View) -> None:
-    harmless(searched(view, Budget(preemptions=1)), 300)
+    assert_harmless(searched(view, Budget(preemptions=1)), 300)
 
 
 @pytest.mark.soak
@@ -55,7 +51,7 @@ def test_a_write_that_is_acknowledged_is_not_lost_when_the_authority_moves(view:
     ids=["cutover", "from the beginning", "cutover and back", "rollback", "rollback and cutover"],
 )
 def test_a_write_that_is_acknowledged_is_not_lost_by_several_moves(view: View, more: dict[str, Any]) -> None:
-    harmless(searched(view, Budget(preemptions=2), **more), 1_000)
+    assert_harmless(searched(view, Budget(preemptions=2), **more), 1_000)
 
 
 @pytest.mark.parametrize("view", View)

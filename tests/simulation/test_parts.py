@@ -13,6 +13,7 @@ import pytest
 
 from tests.simulation import parts_small
 from tests.simulation.explore import Budget, Searched, search
+from tests.simulation.one_store import assert_harmless
 from tests.simulation.parts_small import DECLARED, PartsWorld, at_work
 from tests.simulation.scheduler import Scheduler
 from tests.worlds.parts_of_a_table import NORTH, SOUTH
@@ -30,11 +31,6 @@ def searched(budget: Budget, *given: Any, **more: Any) -> Searched:
     return result
 
 
-def harmless(result: Searched, states: int) -> None:
-    assert not result.loss, (result.loss, result.schedule)
-    assert result.states >= states
-
-
 def lost(rule: Any, budget: Budget, follows: Any, **more: Any) -> None:
     """Assert that the search finds the loss with a rule switched off."""
     with rule:
@@ -50,26 +46,26 @@ def lost(rule: Any, budget: Budget, follows: Any, **more: Any) -> None:
 def test_a_process_that_follows_both_parts_loses_no_row_while_one_moves(
     preemptions: int, states: int
 ) -> None:
-    harmless(searched(Budget(preemptions=preemptions), BOTH, (SOUTH,)), states)
+    assert_harmless(searched(Budget(preemptions=preemptions), BOTH, (SOUTH,)), states)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_a_process_that_follows_both_parts_loses_no_row_while_both_move() -> None:
-    harmless(searched(Budget(preemptions=0), BOTH, (NORTH, SOUTH), (NORTH, SOUTH)), 1_000)
+    assert_harmless(searched(Budget(preemptions=0), BOTH, (NORTH, SOUTH), (NORTH, SOUTH)), 1_000)
 
 
 @pytest.mark.parametrize(("absent", "preemptions"), [((), 1), ((NORTH,), 2)], ids=["begun", "not begun"])
 def test_a_process_that_follows_one_part_loses_no_row_of_the_other(
     absent: tuple[str, ...], preemptions: int
 ) -> None:
-    harmless(searched(Budget(preemptions=preemptions), ALONE, (SOUTH,), absent=absent), 500)
+    assert_harmless(searched(Budget(preemptions=preemptions), ALONE, (SOUTH,), absent=absent), 500)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_a_process_that_follows_one_part_and_ends_loses_no_row_of_the_other() -> None:
-    harmless(searched(Budget(preemptions=3), ALONE, (SOUTH,), ends=True), 2_000)
+    assert_harmless(searched(Budget(preemptions=3), ALONE, (SOUTH,), ends=True), 2_000)
 
 
 @pytest.mark.soak
