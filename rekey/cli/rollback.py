@@ -1,4 +1,4 @@
-"""`rekey rollback`: take a migration back, without losing what was written since."""
+"""`rekey rollback`: roll a migration back, without losing what was written since."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rollback(
     reason: str | None,
     group: str | None,
 ) -> ExitCode:
-    """Take a migration back.
+    """Roll a migration back.
 
     After cutover, what has been written to the target is first copied back to the source and compared; then
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
@@ -76,7 +76,7 @@ def rollback(
         lines, documents = [], []
         for declared in chosen:
             phases, status = undone.get(declared.script_id, []), status_of(session, declared)
-            counters = session.taken_back.get((declared.script_id, Phase.CUTOVER), {})
+            counters = session.rolled_back.get((declared.script_id, Phase.CUTOVER), {})
             taken = ", ".join(map(declared.migration.shown, phases)) or "nothing: it was there already"
             lines += wrapped(f"{declared.script_id}: rolled back: {taken}", rest="  ")
             if Phase.CUTOVER in phases:

@@ -38,7 +38,7 @@ def render(files: Mapping[str, bytes]) -> str:
     capture = declaration["capture"]
     ended = [run for run in state["phase_runs"] if run["finished_at"]]
     runs = [{**run, "phase": phase_name(run["phase"], capture)} for run in ended] + list(
-        _taken_back(own, capture)
+        _rolled_back(own, capture)
     )
     runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
     spans = list(map(_span, runs))
@@ -92,7 +92,7 @@ def _tables(declaration: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*targets, *indexes]))
 
 
-def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[dict[str, Any]]:
+def _rolled_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[dict[str, Any]]:
     """Yield rollbacks in the form of phase runs; only events record them. An interrupted one ends with the
     next phase that begins or is rolled back."""
     begun: Mapping[str, Any] | None = None

@@ -526,12 +526,12 @@ def _rollback(
             with of_member(run):
                 session.do(require_droppable(run))
     return {
-        run.script_id: _take_back(session, run, goal, downto, undone[run.script_id], drop=drop)
+        run.script_id: _roll_back(session, run, goal, downto, undone[run.script_id], drop=drop)
         for run in runs
     }
 
 
-def _take_back(
+def _roll_back(
     session: Session,
     run: Run,
     goal: ControlPhase,

@@ -66,7 +66,7 @@ async def require_droppable_mapping(run: Run) -> None:
 async def require_expirable_mapping(run: Run) -> None:
     """Refuse to erase the mapping for good while another migration in progress looks keys up in it."""
     # In `source` it begins again with a plan, which refuses a mapping that is gone.
-    free = "take it back, `rekey {back} --to source --drop-targets{stopped}`"
+    free = "roll it back, `rekey {back} --to source --drop-targets{stopped}`"
     await _require_unneeded(run, lambda control: control.is_followed, set(), free)
 
 

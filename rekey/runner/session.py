@@ -111,7 +111,7 @@ class Session:
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     at_work: AtWork = field(default_factory=AtWork, init=False)
     # Figures of phases that were rolled back, by script and phase.
-    taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
+    rolled_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _rates: tuple[Throttle, Throttle] | None = field(default=None, init=False)
@@ -519,7 +519,7 @@ class Session:
             self.add_overhead(script_id, Overhead.ROLLBACK)
         details: dict[str, Any] = {"phase": phase}
         if counters is not None:
-            details["counters"] = self.taken_back[script_id, phase] = counters
+            details["counters"] = self.rolled_back[script_id, phase] = counters
         self.state.audit("phase-undone", script_id, details)
         _tell("rolled back", "phase-undone", script_id, phase)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` rolled back", self.progress)

@@ -23,7 +23,7 @@ from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 from rekey.state.refusals import refusal
 
-# Carries out, or takes back, one phase of the script with this id; blocks until it is done.
+# Carries out, or undoes, one phase of the script with this id; blocks until it is done.
 Step = Callable[[str, Phase], None]
 
 

@@ -117,7 +117,7 @@ def test_a_table_that_another_program_filled_is_not_to_be_emptied(rekey: Command
     assert "rekey history" in words(said)
 
 
-def test_history_lists_phases_and_times_also_of_what_was_taken_back(rekey: Commands) -> None:
+def test_history_lists_phases_and_times_also_of_what_was_rolled_back(rekey: Commands) -> None:
     rekey("rollback", ID, "--to", "source", "--drop-targets")
     said = words(rekey("history").out)
     assert said.startswith("0001_users: Users -> UsersV2 begun")

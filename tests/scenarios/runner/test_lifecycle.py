@@ -301,7 +301,7 @@ def test_after_complete_there_is_no_way_back_and_the_reason_is_given(cut_over: P
 # --- the way back --------------------------------------------------------------------------------------
 
 
-def test_before_cutover_everything_is_taken_back_and_an_edited_script_may_begin(at_gate: Project) -> None:
+def test_before_cutover_everything_is_rolled_back_and_an_edited_script_may_begin(at_gate: Project) -> None:
     with pytest.raises(ConfigurationError, match="say what happens"):
         rollback(at_gate)
     undone = rollback(at_gate, drop=True)
@@ -349,8 +349,8 @@ def test_the_way_back_waits_for_what_it_dropped_without_an_answer(at_gate: Proje
 
 @pytest.mark.parametrize("missing", [MAPPING_TABLE, JOURNAL_TABLE])
 @pytest.mark.parametrize("script", [PLAIN_USERS, under_writes(PLAIN_USERS)], ids=["delta", "dual-write"])
-def test_killed_before_prepare_it_is_taken_back(project: Project, script: str, missing: str) -> None:
-    """The control row says that it has begun: nothing else can take it back."""
+def test_killed_before_prepare_it_is_rolled_back(project: Project, script: str, missing: str) -> None:
+    """The control row says that it has begun: nothing else can roll it back."""
     project.script(script)
 
     def creates_it(call: Call) -> bool:

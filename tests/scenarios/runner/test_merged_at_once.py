@@ -216,7 +216,7 @@ def test_a_group_cuts_over_under_the_writes_of_one_process(
     shop.close()
 
 
-def test_a_migration_that_is_taken_back_and_begun_again_is_followed_by_the_same_process(
+def test_a_migration_that_is_rolled_back_and_begun_again_is_followed_by_the_same_process(
     companies: dict[str, Company], project: Project
 ) -> None:
     german, french = companies.values()

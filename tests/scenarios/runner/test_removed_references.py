@@ -244,7 +244,7 @@ def test_the_mapping_is_not_expired_while_old_keys_may_be_looked_up_in_it(shop: 
     shop.rekey("apply", "0002_orders")
     refused = shop.rekey("expire", "0001_users", "--confirm", "0001_users", code=3)
     assert "a rollback of 0002_orders looks old keys up in the mapping of 0001_users" in refused.err
-    assert "take it back, `rekey rollback 0002_orders --to source --drop-targets`" in refused.err
+    assert "roll it back, `rekey rollback 0002_orders --to source --drop-targets`" in refused.err
     shop.rekey("rollback", "0002_orders", "--to", "source", "--drop-targets")
     shop.rekey("expire", "0001_users", "--confirm", "0001_users")
 

@@ -255,7 +255,7 @@ def test_what_a_client_left_that_died_is_settled_by_the_runner(ours: Company) ->
     ours.assert_in_step()
 
 
-def test_a_migration_that_was_taken_back_whole_leaves_no_data_key_and_begins_again(project: Project) -> None:
+def test_a_migration_that_was_rolled_back_whole_leaves_no_data_key_and_begins_again(project: Project) -> None:
     searched = filled(project, 60)
     apply(project)
     before = {row["PartitionKey"] for row in project.restricted.dump(MAPPING_TABLE)}

@@ -32,7 +32,7 @@ def names(rekey: Commands, table: str, email: str, name: str) -> dict[str, str]:
     return {row[email]: row[name] for row in rekey.project.rows(table)}
 
 
-def test_rows_with_odd_keys_are_migrated_and_taken_back(rekey: Commands) -> None:
+def test_rows_with_odd_keys_are_migrated_and_rolled_back(rekey: Commands) -> None:
     """Every row is read and written under its own key: none is taken for its look-alike, none for absent."""
     said = rekey("apply", "0")
     assert "addresses of rows are misread" in said.err and "%25, %2F" in said.err
