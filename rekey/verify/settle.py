@@ -12,7 +12,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.edm import canonical_content
 from rekey.core.joint import place_of
 from rekey.core.spill import Spill
-from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import named_main
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.addresses import is_addressable
@@ -235,11 +235,8 @@ async def owner_of(ctx: ReconcileContext, point: Point, actual: Row | None) -> E
     its key, of an index row (`actual`) by the main row that its pointer names."""
     if point.table == 0:
         return await ctx.rows.owner(point.key)
-    pointer = {} if actual is None else actual
-    partition, row = pointer.get(MAIN_PARTITION_KEY), pointer.get(MAIN_ROW_KEY)
-    if not isinstance(partition, str) or not isinstance(row, str):
-        return None
-    return await ctx.rows.owner(EntityKey(partition, row))
+    main = None if actual is None else named_main(actual)
+    return None if main is None else await ctx.rows.owner(main)
 
 
 def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
