@@ -132,7 +132,7 @@ async def _recheck(ctx: ReconcileContext, tracked: TrackedPoint, colliding: set[
     tracked.differed = tracked.differed or seen.verdict is not None
     if seen.verdict is None:
         tracked.settled = True
-    elif seen.verdict.kind in _REPAIRED_BY_A_PASS and await _any(ctx.rows.pending, seen.involved):
+    elif seen.verdict.kind in _REPAIRED_BY_A_PASS and await _is_pending(ctx, tracked.point, seen):
         tracked.settled = tracked.pending = True
     elif _is_same(before, seen) or _is_stuck(ctx, tracked, seen):
         tracked.settled, tracked.verdict = True, seen.verdict
@@ -164,6 +164,10 @@ def _is_collision(ctx: ReconcileContext, seen: Observation) -> bool:
         and seen.verdict.kind is DifferenceKind.COLLISION
         and not ctx.authority_is_target
     )
+
+
+async def _is_pending(ctx: ReconcileContext, point: Point, seen: Observation) -> bool:
+    return await _any(lambda source_key: ctx.rows.pending(source_key, point.table, point.key), seen.involved)
 
 
 async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:

@@ -125,6 +125,23 @@ def test_a_pointer_to_an_equal_key_of_another_table_is_repaired(project: Project
     begun("verify", SCRIPT)
 
 
+def test_an_index_row_that_no_pass_takes_out_is_not_left_to_the_next_one(
+    project: Project, begun: Commands
+) -> None:
+    """It points to a row that is gone, whose forward row does not list it."""
+    delete(project, "Shipments", stock()[1])
+    begun("apply", SCRIPT)
+    write(project, INDEX, {**index_rows_of(stock()[1])[0], "RowKey": "2023:stray"})
+    assert begun("verify", SCRIPT, "--json", code=1).json["by_kind"] == {"extra": 1}
+    begun("verify", SCRIPT, "--repair", code=1)
+    compare_all(project)
+    begun("verify", SCRIPT)
+    delete(project, "Shipments", stock()[2])  # the next pass takes out what it lists
+    assert begun("verify", SCRIPT, "--json").json["pending"] == 2
+    begun("apply", SCRIPT)
+    compare_all(project)
+
+
 # What no main row can have as its PartitionKey.
 NO_KEYS = pytest.mark.parametrize(
     "partition",
