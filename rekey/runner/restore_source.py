@@ -77,7 +77,9 @@ async def _close_queries(run: Run) -> None:
     control = await run.control.mark_restored()
     if run.is_delta:
         # Guards register nowhere, and each trusts a reading of the control row for so long.
-        await run.clock.sleep(LeaseSettings().lease_s + SAFETY_S)
+        trusted_s = LeaseSettings().lease_s + SAFETY_S
+        with run.progress.waiting("clients", trusted_s):
+            await run.clock.sleep(trusted_s)
     await wait_for_clients(run, control)
 
 
