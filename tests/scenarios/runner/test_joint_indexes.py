@@ -352,15 +352,15 @@ def test_clients_maintain_index_rows_after_complete_until_the_handover(company: 
 
     company.do(write_index(Operation(Verb.INSERT_OR_REPLACE, {**index_row, "State": "stale"})))
     company.do(write_index(Operation(Verb.DELETE, index_row, "*")))
-    for partition in ("c9", "Nowhere:c9", "Shipments2024:c9"):
-        # Of no table, of none of the migration's, and of another than the row's.
+    for partition in ("c9", "Nowhere:c9", "Shipments2024:c9", 9):
+        # Of no table, of none of the migration's, of another than the row's, and no key.
         pointed = {**index_row, "MainPartitionKey": partition}
         company.do(write_index(Operation(Verb.INSERT_OR_REPLACE, pointed)))
         company.do(write_index(Operation(Verb.INSERT, {**pointed, "RowKey": f"open:{partition}"})))
     company.settle()
     assert company.unsettled == []
     assert index_row in map(content_of, company.project.rows(INDEX))
-    assert company.verify(repair=True).differences.counts == {"extra": 3}
+    assert company.verify(repair=True).differences.counts == {"extra": 4}
     in_step(company)
     company.hand_over()
     put(company, new, shipment("c9", 901, Weight=1))
