@@ -21,9 +21,8 @@ from rekey.client.send import outcome_unknown, send, send_alone
 from rekey.client.source_authority import SourceAuthority
 from rekey.client.target_authority import TargetAuthority
 from rekey.core.joint import spoken
-from rekey.declaration.targets import MAIN_ROW_KEY
+from rekey.declaration.targets import named_main
 from rekey.errors import Ambiguous, RekeyError, RowTooBusy, ServiceError, Unavailable
-from rekey.mapping.rows import pointer_of
 from rekey.protocol.effects import in_turns, side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.reverse import ReversePropagator
@@ -199,12 +198,9 @@ class Writer:
         """
         client = self.client
         rows = await side_by_side(table.get(operation.key) for operation in operations)
-        pointing = [
-            row
-            for row in (*rows, *(operation.row for operation in operations))
-            if row and MAIN_ROW_KEY in row
-        ]
-        mains = sorted({pointer_of(row) for row in pointing})
+        written = (operation.row for operation in operations)
+        pointers = (named_main(row) for row in (*rows, *written) if row)
+        mains = sorted({main for main in pointers if main is not None})
         # The application's index rows can be delayed, or be of an older main row: so the main rows are
         # announced before the write, and settled after it.
         begin = client.journal.begin

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, check_key, table_name_problem
 from rekey.core.plain import json_field
 from rekey.declaration.keys.base import (
     WHOLE_ROW,
@@ -26,7 +26,8 @@ from rekey.declaration.keys.base import (
 from rekey.declaration.keys.pieces import Split
 from rekey.declaration.property_mapping import PropertyMapping, property_mapping_of
 from rekey.declaration.props import Operation
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.errors import RowRefused
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
 
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
@@ -181,3 +182,17 @@ def check_table(where: str, name: object) -> None:
     if problem := table_name_problem(name, qualified=True):
         there = '; for a table of the account of [targets], "@targets" after it' if "@" in str(name) else ""
         raise InvalidDeclaration(where, problem, cure=f"{TABLE_NAME_CURE}{there}")
+
+
+def named_main(index_row: Row) -> EntityKey | None:
+    """Return the main target key that an index row names, None where what it holds can be no key: anybody may
+    have written the row, and no table can be asked for such a key."""
+    partition, row = index_row.get(MAIN_PARTITION_KEY), index_row.get(MAIN_ROW_KEY)
+    if not isinstance(partition, str) or not isinstance(row, str):
+        return None
+    try:
+        check_key(partition, MAIN_PARTITION_KEY, allow_empty=True)
+        check_key(row, MAIN_ROW_KEY, allow_empty=True)
+    except RowRefused:
+        return None
+    return EntityKey(partition, row)

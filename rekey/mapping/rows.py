@@ -18,7 +18,7 @@ import orjson
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.crockford import ALPHABET, encode_ids
 from rekey.core.safe_ids import SHORT_CHARACTERS, SafeIds
-from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import named_main
 from rekey.errors import Erased, RowRefused
 from rekey.mapping.sealing import FORWARD, REVERSE, DataKey, Sealer, binary, derived, unreadable
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
@@ -341,8 +341,9 @@ def targets_of(forward: Forward | None) -> frozenset[TargetKey]:
 
 
 def pointer_of(index_row: Row) -> EntityKey:
-    """Return the main target key that an index row points to."""
-    return EntityKey(index_row.get(MAIN_PARTITION_KEY, ""), index_row.get(MAIN_ROW_KEY, ""))
+    """Return the main target key that an index row points to; of empty texts where `named_main` gives
+    none."""
+    return named_main(index_row) or EntityKey("", "")
 
 
 # --- retention ---------------------------------------------------------------------------------------------

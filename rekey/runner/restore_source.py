@@ -6,11 +6,13 @@ from rekey.backup.begun import control_rows, require_ended
 from rekey.backup.erased import Unerased, erased_in, recorded_in
 from rekey.backup.folder import Export
 from rekey.backup.restore import Imported, Writes, check_export, import_rows
+from rekey.client.reading import LeaseSettings
 from rekey.core.limits import own_name
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
 from rekey.model import Row
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
+from rekey.protocol.registry import SAFETY_S
 from rekey.runner.backup import described
 from rekey.runner.clients import wait_for_clients
 from rekey.runner.refusals import refusal
@@ -72,7 +74,13 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
 async def _close_queries(run: Run) -> None:
     """Have the clients of the old view refuse queries that could return rows of the part, as before `retire`:
     what is restored is older than what the target holds."""
-    await wait_for_clients(run, await run.control.mark_restored())
+    control = await run.control.mark_restored()
+    if run.is_delta:
+        # Guards register nowhere, and each trusts a reading of the control row for so long.
+        trusted_s = LeaseSettings().lease_s + SAFETY_S
+        with run.progress.waiting("clients", trusted_s):
+            await run.clock.sleep(trusted_s)
+    await wait_for_clients(run, control)
 
 
 async def _restored(run: Run, export: Export) -> tuple[Imported, int]:

@@ -18,6 +18,7 @@ from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
 from rekey.mapping.removed import RemovedRows
+from rekey.mapping.rows import TargetKey, targets_of
 from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase
@@ -72,10 +73,13 @@ def context(
     """
     watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
-    async def pending(source_key: EntityKey) -> bool:
-        """Tell whether a source row changed or went after the last pass began: the next handles it."""
+    async def pending(source_key: EntityKey, table: int, key: EntityKey) -> bool:
+        """Tell whether a source row changed after the last pass began, or is gone: the next pass handles it,
+        of one that is gone what its forward row lists."""
         row = await run.source.get(source_key, select=[TIMESTAMP])
-        return row is None or (watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark))
+        if row is None:
+            return TargetKey(table, *key) in targets_of(await run.mapping.forward(source_key))
+        return watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark)
 
     from_target = not run.is_delta and authority(control) == TARGET
     return ReconcileContext(

@@ -33,7 +33,7 @@ class RecheckPolicy:
     chunk: int = 4096
 
 
-async def never(_source_key: EntityKey) -> bool:
+async def never(*_asked: object) -> bool:
     """Return False: the default of `in_flight` and `pending`."""
     return False
 
@@ -68,9 +68,9 @@ class MappedRows:
     propagate: Callable[[EntityKey], Awaitable[object]] = field(repr=False)
     # Tells whether the journal holds an intent for a source key: then a difference does not count yet.
     in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
-    # Tells whether a later pass is due to repair a difference of a source key (capture "delta"): it is
-    # counted separately and not waited for.
-    pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    # Tells whether a later pass is due to repair a difference of a source key at a target key, given with its
+    # table number (capture "delta"): it is counted separately and not waited for.
+    pending: Callable[[EntityKey, int, EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     # Stores a target row (table number, row, source key if known) before repair removes it.
     keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]] = field(
         default=keep_nothing, repr=False

@@ -12,7 +12,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.edm import canonical_content
 from rekey.core.joint import place_of
 from rekey.core.spill import Spill
-from rekey.declaration.targets import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.declaration.targets import named_main
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.tables.addresses import is_addressable
@@ -132,7 +132,7 @@ async def _recheck(ctx: ReconcileContext, tracked: TrackedPoint, colliding: set[
     tracked.differed = tracked.differed or seen.verdict is not None
     if seen.verdict is None:
         tracked.settled = True
-    elif seen.verdict.kind in _REPAIRED_BY_A_PASS and await _any(ctx.rows.pending, seen.involved):
+    elif seen.verdict.kind in _REPAIRED_BY_A_PASS and await _is_pending(ctx, tracked.point, seen):
         tracked.settled = tracked.pending = True
     elif _is_same(before, seen) or _is_stuck(ctx, tracked, seen):
         tracked.settled, tracked.verdict = True, seen.verdict
@@ -164,6 +164,10 @@ def _is_collision(ctx: ReconcileContext, seen: Observation) -> bool:
         and seen.verdict.kind is DifferenceKind.COLLISION
         and not ctx.authority_is_target
     )
+
+
+async def _is_pending(ctx: ReconcileContext, point: Point, seen: Observation) -> bool:
+    return await _any(lambda source_key: ctx.rows.pending(source_key, point.table, point.key), seen.involved)
 
 
 async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:
@@ -235,11 +239,8 @@ async def owner_of(ctx: ReconcileContext, point: Point, actual: Row | None) -> E
     its key, of an index row (`actual`) by the main row that its pointer names."""
     if point.table == 0:
         return await ctx.rows.owner(point.key)
-    pointer = {} if actual is None else actual
-    partition, row = pointer.get(MAIN_PARTITION_KEY), pointer.get(MAIN_ROW_KEY)
-    if not isinstance(partition, str) or not isinstance(row, str):
-        return None
-    return await ctx.rows.owner(EntityKey(partition, row))
+    main = None if actual is None else named_main(actual)
+    return None if main is None else await ctx.rows.owner(main)
 
 
 def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from rekey.client.reading import LeaseSettings
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
@@ -234,6 +237,10 @@ def test_of_a_part_the_rows_of_the_part_are_compared_and_restored(
     assert (restored.phase, restored.restored) == (ControlPhase.RETIRED, True)
     rekey("restore", folder, code=3)
     assert control(project) == restored
+    # A client that follows the part as a guard is in no registry, and trusts what it read until then.
+    [told_at] = [row["Timestamp"] for row in project.restricted.dump(CONTROL_TABLE) if "Restored" in row]
+    first = min(row["Timestamp"] for row in part_of(project.rows("Invoices")))
+    assert ticks_of(first) - ticks_of(told_at) > LeaseSettings().lease_s * TICKS_PER_SECOND
 
 
 def test_a_part_that_was_half_deleted_is_retired_with_the_same_backup(

@@ -125,6 +125,67 @@ def test_a_pointer_to_an_equal_key_of_another_table_is_repaired(project: Project
     begun("verify", SCRIPT)
 
 
+def test_an_index_row_that_no_pass_takes_out_is_not_left_to_the_next_one(
+    project: Project, begun: Commands
+) -> None:
+    """It points to a row that is gone, whose forward row does not list it."""
+    delete(project, "Shipments", stock()[1])
+    begun("apply", SCRIPT)
+    write(project, INDEX, {**index_rows_of(stock()[1])[0], "RowKey": "2023:stray"})
+    assert begun("verify", SCRIPT, "--json", code=1).json["by_kind"] == {"extra": 1}
+    begun("verify", SCRIPT, "--repair", code=1)
+    compare_all(project)
+    begun("verify", SCRIPT)
+    delete(project, "Shipments", stock()[2])  # the next pass takes out what it lists
+    assert begun("verify", SCRIPT, "--json").json["pending"] == 2
+    begun("apply", SCRIPT)
+    compare_all(project)
+
+
+# What no main row can have as its PartitionKey.
+NO_KEYS = pytest.mark.parametrize(
+    "partition",
+    [5, "ShipmentsOpen:a/b", f"ShipmentsOpen:{'x' * 1025}", "ShipmentsOpen:\ud800"],
+    ids=["a number", "a character", "too long", "half a character"],
+)
+
+
+@NO_KEYS
+def test_pointers_that_can_be_no_key_are_repaired(
+    project: Project, begun: Commands, partition: object
+) -> None:
+    point_to(project, partition)
+    assert begun("verify", SCRIPT, "--json", code=1).json["by_kind"] == {"altered": 1, "extra": 1}
+    begun("apply", SCRIPT, code=1)
+    begun("verify", SCRIPT, "--repair", code=1)
+    compare_all(project)
+    begun("verify", SCRIPT)
+
+
+@NO_KEYS
+def test_pointers_that_can_be_no_key_are_repaired_after_complete(
+    project: Project, completed: Commands, partition: object
+) -> None:
+    row = point_to(project, partition)
+    folder = str(project.folder / "index.export")
+    completed("export", INDEX, folder)
+    assert completed("verify", SCRIPT, "--json", code=1).json["by_kind"] == {"altered": 1, "extra": 1}
+    assert completed("lookup", SCRIPT, "--new", *key_of(row), *WHY, "--json", code=1).json
+    completed("verify", SCRIPT, "--repair", code=1)
+    compare_all(project)
+    completed("erase", SCRIPT, "--old", *key_of(stock()[1]), *WHY, "--with-targets")
+    assert completed("import", folder, INDEX, "--json", code=1).json["erased"] == 1
+
+
+def point_to(project: Project, partition: object) -> Row:
+    """Write an index row, and another beside it, with a pointer that somebody else made; return the first."""
+    row = next(row for row in project.rows(INDEX) if row["RowKey"].startswith("open:"))
+    pointed = {**content_of(row), "MainPartitionKey": partition, "MainRowKey": partition}
+    write(project, INDEX, pointed)
+    write(project, INDEX, {**pointed, "RowKey": "open:stray"})
+    return row
+
+
 def test_a_removed_index_row_comes_back(project: Project, begun: Commands) -> None:
     text = (project.folder / "rekey.toml").read_text("utf-8")
     (project.folder / "rekey.toml").write_text(text.replace('retention = "0s"', 'retention = "3d"'), "utf-8")
@@ -291,15 +352,15 @@ def test_clients_maintain_index_rows_after_complete_until_the_handover(company: 
 
     company.do(write_index(Operation(Verb.INSERT_OR_REPLACE, {**index_row, "State": "stale"})))
     company.do(write_index(Operation(Verb.DELETE, index_row, "*")))
-    for partition in ("c9", "Nowhere:c9", "Shipments2024:c9"):
-        # Of no table, of none of the migration's, and of another than the row's.
+    for partition in ("c9", "Nowhere:c9", "Shipments2024:c9", 9):
+        # Of no table, of none of the migration's, of another than the row's, and no key.
         pointed = {**index_row, "MainPartitionKey": partition}
         company.do(write_index(Operation(Verb.INSERT_OR_REPLACE, pointed)))
         company.do(write_index(Operation(Verb.INSERT, {**pointed, "RowKey": f"open:{partition}"})))
     company.settle()
     assert company.unsettled == []
     assert index_row in map(content_of, company.project.rows(INDEX))
-    assert company.verify(repair=True).differences.counts == {"extra": 3}
+    assert company.verify(repair=True).differences.counts == {"extra": 4}
     in_step(company)
     company.hand_over()
     put(company, new, shipment("c9", 901, Weight=1))

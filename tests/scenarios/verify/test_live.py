@@ -290,7 +290,7 @@ async def test_differences_of_the_next_delta_are_pending(memory: MemoryTableServ
     await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
     await world.source.insert(user("new@example.com"))
 
-    async def pending(_source_key: EntityKey) -> bool:
+    async def pending(*_asked: object) -> bool:
         return True
 
     report = await full(context(world, tmp_path, pending=pending))
@@ -308,7 +308,7 @@ async def test_a_refused_row_is_never_pending(memory: MemoryTableService, tmp_pa
     del keyless["Month"]
     await world.source.insert(keyless)
 
-    async def pending(_source_key: EntityKey) -> bool:
+    async def pending(*_asked: object) -> bool:
         return True
 
     report = await full(context(world, tmp_path, pending=pending))
