@@ -584,8 +584,18 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     elif not facts.declared.migration.reverse:
         verdict = _verdict_of(facts, "no-way-back")
     else:
-        verdict = _verdict_of(facts, "way-back-by-copying" if facts.is_delta else "way-back")
+        verdict = _verdict_of(facts, "way-back-by-copying") if facts.is_delta else _way_back(facts, closed)
     return _then(verdict, facts, "at-work") if facts.at_work else verdict
+
+
+def _way_back(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict after cutover in capture "dual-write": rollback and `complete` are refused while the
+    last full verification found rows that differ."""
+    last = facts.state.verification
+    if last is None or not last.divergences:
+        return _verdict_of(facts, "way-back")
+    step = code_after_findings(last.report)
+    return _verdict_of(facts, "way-back-closed", safe=False, step=step, closed=closed)
 
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:

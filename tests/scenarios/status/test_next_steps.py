@@ -346,6 +346,22 @@ def _cut_over_with_clients(rekey: Steps) -> None:
     rekey(*words)
 
 
+def test_status_asks_for_a_repair_where_rows_differ_after_cutover(rekey: Steps) -> None:
+    """Rollback and `complete` are refused then, so neither is the next step."""
+    rekey.begin(under_writes(USERS_SCRIPT))
+    rekey("apply", "--to", "cutover", STOPPED)
+    rekey.does(rekey.users.merge(ranked(0, Nm="by hand")))
+    rekey("verify", code=1)
+    status = rekey("status")
+    words = rekey.told(status, "mend")
+    assert "ATTENTION" in status.out
+    rekey("rollback", SCRIPT, code=3)
+    rekey("apply", "--to", "complete", "--yes", SCRIPT, code=3)
+    rekey(*words, code=1)
+    rekey("verify")
+    assert rekey.told(rekey("status"), "way-back")
+
+
 @situation("way-back-by-copying")
 def _verify_after_cutover(rekey: Steps) -> None:
     rekey.begin()
