@@ -24,7 +24,14 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
-from rekey.status.facts import DIFFERING_SO_FAR, ESTIMATED_ROWS, Facts, took_s, verification_problem
+from rekey.status.facts import (
+    DIFFERING_SO_FAR,
+    ESTIMATED_ROWS,
+    Facts,
+    handover_problem,
+    took_s,
+    verification_problem,
+)
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, Overhead, apart, requests_in
 
@@ -677,7 +684,10 @@ def _maintained(facts: Facts, closed: str) -> Verdict:
     if last is not None and last.divergences:
         verdict = replace(_but(verdict, "closed", closed=closed), safe=False)
         return _then(verdict, facts, code_after_findings(last.report))
-    return verdict
+    problem = handover_problem(
+        last, facts.state.facts, now=facts.now, gates=facts.gates, control=facts.store.control
+    )
+    return _then(verdict, facts, "verify-for-handover", closed=problem) if problem else verdict
 
 
 def _in_complete(facts: Facts) -> Verdict:

@@ -316,11 +316,14 @@ def _clients_maintain_index_tables_after_complete(rekey: Steps) -> None:
     rekey.begin(script)
     rekey("apply", "--to", "cutover", STOPPED)
     rekey("apply", "--to", "complete", "--yes", SCRIPT)
-    words = rekey.told(rekey("status"), "hand-over")
-    assert rekey.told(rekey("retire", "--table", "Users", code=3), "hand-over") == words
+    words = rekey.told(rekey("retire", "--table", "Users", code=3), "hand-over")
     assert rekey.told(rekey("expire", "--confirm", SCRIPT, code=3), "hand-over") == words
     assert rekey.told(rekey(*words, code=3), "hand-over") == words
-    rekey("verify")
+    status = rekey("status")
+    [verify] = re.findall("next +rekey (.+)", status.out)
+    assert "nothing has been verified in full since `complete`" in " ".join(status.out.split())
+    rekey(*shlex.split(verify))
+    assert rekey.told(rekey("status"), "hand-over") == words
     rekey(*words)
     assert "handover" not in rekey("status").all
 
