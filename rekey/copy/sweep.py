@@ -77,6 +77,7 @@ async def gone(
     mapping: MappingStore,
     direction: str,
     *,
+    excludes: Callable[[Row], bool] | None = None,
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> AsyncGenerator[list[EntityKey], None]:
@@ -87,14 +88,17 @@ async def gone(
     Args:
         table: the source (direction `f`) or the main target (direction `r`).
         direction: which mapping rows to walk: `f` forward, `r` reverse.
+        excludes: tells of a whole row of `table` that it counts as not there; None: each counts.
         advance: called with the number of rows of `table` scanned, page by page.
         check: called between pages; raises to stop.
     """
     with DigestParts() as parts:
         digest_of = mapping.rows.ids.long
-        async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
+        async for page in table.scan(select=None if excludes else [PARTITION_KEY, ROW_KEY]):
             check()
             for row in page.rows:
+                if excludes is not None and excludes(row):
+                    continue
                 parts.add(digest_of(table.name, key_of(row)))
             advance(len(page.rows))
         # The mapping is sorted by the same digests: one part at a time is in memory, and no point read is
@@ -154,8 +158,8 @@ async def source_keys(
 async def sweep(
     propagator: Propagator, *, concurrency: int, advance: Callable[[int], None], check: Callable[[], None]
 ) -> int:
-    """Propagate every source key in the mapping, or of a target row, whose row is gone; return for how many
-    this wrote something.
+    """Propagate every source key in the mapping, or of a target row, whose row is gone or no longer migrated;
+    return for how many this wrote something.
 
     This covers rows deleted while they were being copied, crashes between copy and checkpoint, and all
     deletes of capture "delta".
@@ -165,7 +169,11 @@ async def sweep(
         present = source_keys(source, lambda rows: [*map(key_of, rows)], advance=advance, check=check)
         portions = unmatched(source_keys(propagator.targets[0], mapping.sources_of, check=check), present)
     else:
-        portions = gone(source, mapping, "f", advance=advance, check=check)
+        mapper = propagator.mapper
+        # A copy writes nothing for a row that no kind takes, so it does not meet what an earlier one wrote,
+        # before a rollback that kept the targets.
+        excludes = mapper.is_dropped if mapper.drops else None
+        portions = gone(source, mapping, "f", excludes=excludes, advance=advance, check=check)
     async with aclosing(portions) as candidates:
         async for portion in candidates:
             changed += await _propagated(portion, propagator.propagate, concurrency)

@@ -4,6 +4,7 @@ when a command begins, so that a missing one is reported before anything is done
 from __future__ import annotations
 
 import hashlib
+import shlex
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,9 @@ def read_private(path: Path) -> Ed25519Signer:
     Raises:
         ConfigurationError: the file is absent or unreadable; the key is encrypted, or of another type.
     """
-    make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
+    # Overwrites nothing: the name helps only where there is no file yet.
+    file = "" if path.exists() else f" {shlex.quote(str(path))}"
+    make = f"make one with `rekey evidence keygen{file}`, or `openssl genpkey -algorithm ed25519`"
     try:
         key = serialization.load_pem_private_key(_read(path, "private", make), password=None)
     except TypeError:

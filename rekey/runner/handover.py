@@ -9,11 +9,11 @@ from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
 from rekey.protocol.control import Maintainer
 from rekey.runner import clients
-from rekey.runner.phases.complete import COMPLETED_AFTER, QUIET_AT, end_following
+from rekey.runner.phases.complete import QUIET_AT, end_following
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Run
 from rekey.runner.session import Session
-from rekey.runner.verification import closed_by_verification
+from rekey.runner.verification import handover_closed_by_verification
 from rekey.state.audit import HANDED_OVER
 from rekey.status.reasons import reason
 from rekey.tables.allowance import while_allowed
@@ -48,8 +48,7 @@ async def _hand_over(run: Run) -> Counters:
     if now.maintained:
         await clients.until_quiet(run)
         await clients.wait_for_present(run)
-        completed_after = int(run.state.get_fact(name, COMPLETED_AFTER) or 0)
-        reasons = closed_by_verification(run, now, completed_after=completed_after)
+        reasons = handover_closed_by_verification(run, now)
         reasons += await clients.closed_by_intents(run)
         if reasons:
             step = next_step("hand-over", script=name)

@@ -431,16 +431,8 @@ async def closed_by_difference(run: Run) -> list[str]:
     return _then_again(run, last, reason("rows-differ", rows=differing(last.divergences, " that ")))
 
 
-def closed_by_verification(run: Run, control: ControlRow, *, completed_after: int | None = None) -> list[str]:
-    """Return why the last full verification keeps the gate before cutover, or the handover, closed; empty
-    when it opens it.
-
-    Args:
-        run: the migration.
-        control: the control row.
-        completed_after: for the handover, which needs no client to have been registered: the number of the
-            last full verification at `complete`, which does not count.
-    """
+def closed_by_verification(run: Run, control: ControlRow) -> list[str]:
+    """Return why the last full verification keeps the gate before cutover closed; empty when it opens it."""
     last = run.state.latest_verification(run.script_id)
     problem = facts.verification_problem(
         last,
@@ -448,10 +440,16 @@ def closed_by_verification(run: Run, control: ControlRow, *, completed_after: in
         now=run.clock.ticks(),
         gates=run.config.gates,
         control=control,
-        writers_stopped=run.options.writers_stopped or completed_after is not None,
+        writers_stopped=run.options.writers_stopped,
     )
-    if not problem and last is not None and completed_after is not None and last.number <= completed_after:
-        problem = reason("not-verified-since-complete")
+    return _then_again(run, last, problem) if problem else []
+
+
+def handover_closed_by_verification(run: Run, control: ControlRow) -> list[str]:
+    """Return why the last full verification keeps the handover closed; empty when it opens it."""
+    last, known = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
+    now, gates = run.clock.ticks(), run.config.gates
+    problem = facts.handover_problem(last, known, now=now, gates=gates, control=control)
     return _then_again(run, last, problem) if problem else []
 
 

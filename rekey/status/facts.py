@@ -48,6 +48,8 @@ from rekey.status.pulse import read as read_pulse
 from rekey.status.reasons import reason
 from rekey.tables.base import Accounts, TableService
 
+# Fact: the number of the last full verification at `complete`, where index tables are maintained.
+COMPLETED_AFTER = "completed_after"
 # Fact: the number of the last full verification when a rollback from cutover last began.
 RETURNED_AFTER = "returned_after"
 # Fact of versions before 0.2: the same as a time, by the clock of some machine. It cannot tell which
@@ -383,6 +385,22 @@ def verification_problem(
     if now - ticks_of(last.started_at) > gates.max_age_s(took_s(last)) * TICKS_PER_SECOND:
         return reason("verification-too-old", at=last.started_at)
     return ""
+
+
+def handover_problem(
+    last: Verification | None,
+    facts: Mapping[str, str],
+    *,
+    now: int,
+    gates: Gates,
+    control: ControlRow | None,
+) -> str:
+    """Return why the last full verification keeps the handover closed; "": it opens it. Arguments as of
+    `verification_problem`; no client needs to have been registered."""
+    problem = verification_problem(last, facts, now=now, gates=gates, control=control, writers_stopped=True)
+    if not problem and last is not None and last.number <= int(facts.get(COMPLETED_AFTER, 0)):
+        return reason("not-verified-since-complete")
+    return problem
 
 
 def took_s(last: Verification) -> float:

@@ -24,7 +24,14 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
-from rekey.status.facts import DIFFERING_SO_FAR, ESTIMATED_ROWS, Facts, took_s, verification_problem
+from rekey.status.facts import (
+    DIFFERING_SO_FAR,
+    ESTIMATED_ROWS,
+    Facts,
+    handover_problem,
+    took_s,
+    verification_problem,
+)
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, Overhead, apart, requests_in
 
@@ -584,8 +591,18 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     elif not facts.declared.migration.reverse:
         verdict = _verdict_of(facts, "no-way-back")
     else:
-        verdict = _verdict_of(facts, "way-back-by-copying" if facts.is_delta else "way-back")
+        verdict = _verdict_of(facts, "way-back-by-copying") if facts.is_delta else _way_back(facts, closed)
     return _then(verdict, facts, "at-work") if facts.at_work else verdict
+
+
+def _way_back(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict after cutover in capture "dual-write": rollback and `complete` are refused while the
+    last full verification found rows that differ."""
+    last = facts.state.verification
+    if last is None or not last.divergences:
+        return _verdict_of(facts, "way-back")
+    step = code_after_findings(last.report)
+    return _verdict_of(facts, "way-back-closed", safe=False, step=step, closed=closed)
 
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
@@ -667,7 +684,10 @@ def _maintained(facts: Facts, closed: str) -> Verdict:
     if last is not None and last.divergences:
         verdict = replace(_but(verdict, "closed", closed=closed), safe=False)
         return _then(verdict, facts, code_after_findings(last.report))
-    return verdict
+    problem = handover_problem(
+        last, facts.state.facts, now=facts.now, gates=facts.gates, control=facts.store.control
+    )
+    return _then(verdict, facts, "verify-for-handover", closed=problem) if problem else verdict
 
 
 def _in_complete(facts: Facts) -> Verdict:

@@ -14,13 +14,12 @@ from rekey.runner.clients import Deadline
 from rekey.runner.remaining import closed_by_emptied, closed_by_tables
 from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.verification import closed_by_difference, last_number
+from rekey.status.facts import COMPLETED_AFTER
 from rekey.status.notes import note
 from rekey.status.reasons import reason
 
 # Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
-# Fact: the number of the last full verification at `complete`, where index tables are maintained.
-COMPLETED_AFTER = "completed_after"
 
 
 async def gate(run: Run) -> list[str]:

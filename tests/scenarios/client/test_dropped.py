@@ -26,6 +26,7 @@ from tests.worlds.dropping import ID, SCRIPT, STOCK, assert_right, numbers
 from tests.worlds.dual_write import delete, insert, memory_world, merge, replace, upsert
 from tests.worlds.evidence import prove
 from tests.worlds.projects import project_of
+from tests.worlds.scripts import under_writes
 from tests.worlds.small import DROPPING, DROPPING_BY_KEY, contents, ticket
 
 WITHOUT_INDEX = dataclasses.replace(
@@ -302,6 +303,21 @@ async def test_the_new_key_of_a_deleted_row_does_not_say_that_no_kind_takes_it(
 
 
 # --- whole lives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["draft", "closed"])
+def test_a_row_that_changed_its_kind_after_a_rollback_leaves_nothing_in_kept_targets(
+    commands_on: CommandsOn, tmp_path: Path, status: str
+) -> None:
+    """Also where no kind takes it any more, so that the next copy writes nothing for it."""
+    project = project_of(tmp_path, under_writes(SCRIPT), STOCK, name=f"{ID}.py")
+    rekey = commands_on(project)
+    rekey("apply")
+    rekey("rollback", "--to", "source", "--keep-targets")
+    asyncio.run(project.tables.table("Tickets").upsert(ticket("0", status)))
+    project.clock.advance(3600)  # the next copy counts it as no change during the copy
+    rekey("apply")
+    assert_right(project)
 
 
 def test_the_life_in_capture_delta(commands_on: CommandsOn, tmp_path: Path) -> None:

@@ -316,11 +316,14 @@ def _clients_maintain_index_tables_after_complete(rekey: Steps) -> None:
     rekey.begin(script)
     rekey("apply", "--to", "cutover", STOPPED)
     rekey("apply", "--to", "complete", "--yes", SCRIPT)
-    words = rekey.told(rekey("status"), "hand-over")
-    assert rekey.told(rekey("retire", "--table", "Users", code=3), "hand-over") == words
+    words = rekey.told(rekey("retire", "--table", "Users", code=3), "hand-over")
     assert rekey.told(rekey("expire", "--confirm", SCRIPT, code=3), "hand-over") == words
     assert rekey.told(rekey(*words, code=3), "hand-over") == words
-    rekey("verify")
+    status = rekey("status")
+    [verify] = re.findall("next +rekey (.+)", status.out)
+    assert "nothing has been verified in full since `complete`" in " ".join(status.out.split())
+    rekey(*shlex.split(verify))
+    assert rekey.told(rekey("status"), "hand-over") == words
     rekey(*words)
     assert "handover" not in rekey("status").all
 
@@ -344,6 +347,22 @@ def _cut_over_with_clients(rekey: Steps) -> None:
     rekey("verify")
     rekey("apply", "--to", "cutover", STOPPED)
     rekey(*words)
+
+
+def test_status_asks_for_a_repair_where_rows_differ_after_cutover(rekey: Steps) -> None:
+    """Rollback and `complete` are refused then, so neither is the next step."""
+    rekey.begin(under_writes(USERS_SCRIPT))
+    rekey("apply", "--to", "cutover", STOPPED)
+    rekey.does(rekey.users.merge(ranked(0, Nm="by hand")))
+    rekey("verify", code=1)
+    status = rekey("status")
+    words = rekey.told(status, "mend")
+    assert "ATTENTION" in status.out
+    rekey("rollback", SCRIPT, code=3)
+    rekey("apply", "--to", "complete", "--yes", SCRIPT, code=3)
+    rekey(*words, code=1)
+    rekey("verify")
+    assert rekey.told(rekey("status"), "way-back")
 
 
 @situation("way-back-by-copying")
