@@ -44,6 +44,8 @@ from tests.simulation.scheduler import Actor, Held, HeldService, Scheduler, busy
 from tests.simulation.touched import Touched
 
 MAX_STATES = 100_000
+LEAST_STATES = 1_500
+"""Visited by a search whose time is up, unless there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Search:
     def _search(self, most_states: int, ends: float) -> None:
         while self._open and not self.result.loss:
             fewest = min(self._open)
-            if monotonic() > ends:
+            if monotonic() > ends and self.result.states >= LEAST_STATES:
                 self.result.ended = fewest
                 return
             branches = self._open[fewest]
@@ -518,7 +520,7 @@ def search(
     most_seconds: float = inf,
 ) -> Searched:
     """Visit every run of a scenario, those with few preemptions first. Stop at the first loss, or when the
-    time is up."""
+    time is up and `LEAST_STATES` were visited, so that a slow machine searches longer and not less."""
     return Search(make, budget or Budget()).run(most_states, most_seconds)
 
 
