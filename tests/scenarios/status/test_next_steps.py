@@ -301,9 +301,12 @@ def _a_client_still_uses_the_old_view(rekey: Steps) -> None:
     now = rekey.project.clock.ticks()
     row = ClientRow("c0ffee", "web", "old", "host", 12, "0.2", 9, 15.0, 30.0, now, counters={}, run_id="run")
     rekey.does(Registry(rekey.project.restricted, SCRIPT).beat(row))
+    first = "first let web (process 12 on host) use the new view"
+    assert first in " ".join(rekey("status").out.split())
     closed = rekey("apply", "--to", "complete", "--yes", SCRIPT, code=3)
     words = rekey.told(closed, "complete")
     rekey.project.clock.advance(3600)
+    assert first not in " ".join(rekey("status").out.split())
     rekey(*words)
 
 
