@@ -34,6 +34,9 @@ PARTITION_TARGET = 2_000
 # The part of a rate that is used: rows read are counted only when they have arrived, and a refused request
 # waits longer than this costs.
 USED_SHARE = 0.98
+# Rows that are looked up before authority moves: source rows in the mapping before it moves to the target,
+# target rows in the source before it moves back.
+GATE_SAMPLE = 100
 
 # Lower case: the service's own name, and the tables of the restricted store.
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, USED_SHARE
+from rekey.core.limits import ACCOUNT_TARGET, GATE_SAMPLE, PARTITION_TARGET, USED_SHARE
 from rekey.core.texts import table
 from rekey.declaration.migration import Keeping
 from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
@@ -191,6 +191,10 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
             CUTOVER, "look for stray writers: read the source", RequestKind.SCAN, work.filtered_pages
         )
     yield Requests(CUTOVER, "see that source and targets are there", RequestKind.SCAN, 1 + tables)
+    if work.keeping != "none":
+        looked_up = MAPPING_ROWS_PER_SOURCE_ROW * min(work.source_rows, GATE_SAMPLE)
+        yield Requests(CUTOVER, "see that a sample is in the mapping: read the source", RequestKind.SCAN, 1)
+        yield Requests(CUTOVER, "see that a sample is in the mapping", RequestKind.READ, looked_up)
     yield from _control(CUTOVER, work)
     yield Requests(COMPLETE, "see that the targets are there", RequestKind.SCAN, tables)
     yield from _control(COMPLETE, work)

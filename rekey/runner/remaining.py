@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from rekey.copy.sweep import DigestParts
+from rekey.core.clock import ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.joint import joint_name, names_in, spoken
+from rekey.core.limits import GATE_SAMPLE
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, TableBeingDeleted, TableMissing
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 from rekey.next_steps import next_step
 from rekey.present.text import counted
 from rekey.protocol.reverse import ReversePropagator
@@ -23,6 +25,7 @@ from rekey.runner.probe_tables import require_two_accounts
 from rekey.runner.references import require_droppable_mapping
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
+from rekey.state.models import WATERMARK
 from rekey.status.reasons import reason
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 from rekey.tables.joint import apart, existing
@@ -32,8 +35,6 @@ from rekey.tables.part import PartOfTable
 # From so many rows on, their deletion because the authority is empty is refused: a table that was deleted and
 # created again looks as if the application had deleted every row.
 MANY = 20
-# Target rows that are looked up in the source before the authority moves back to it.
-SAMPLED = 100
 # Where more rows are in the target only, not all are reread one by one.
 LISTED = 1000
 # The event of the counts before the source is deleted, and its count of rows that are dropped.
@@ -125,6 +126,63 @@ async def _with_source_rows(run: Run, names: Collection[str]) -> list[str]:
     return [name for name, number in rows.items() if number >= MANY]
 
 
+async def closed_by_mapping(run: Run) -> list[str]:
+    """Return why the authority cannot move to the target: rows of a sample of the source are not in the
+    mapping, in which clients and rollback look keys up. A full verification does not read it."""
+    watermark = run.state.get_fact(run.script_id, WATERMARK) if run.is_delta else None
+    if not run.mapping.is_stored or (run.is_delta and watermark is None):
+        return []
+    before = None if watermark is None else ticks_of(watermark)
+    # Mapping rows lie by digests under a secret key: neighbors in the source are a random sample of them.
+    sample: list[Row] = []
+    page_rows = MAX_PAGE_ROWS if isinstance(run.source, PartOfTable) else GATE_SAMPLE
+    async for page in run.source.scan(page_rows=page_rows, ahead=False):
+        sample += page.rows
+        if len(sample) >= GATE_SAMPLE:
+            break
+    sample = sample[:GATE_SAMPLE]
+    left = await _unmapped(run, sample, before)
+    for _ in range(_ROUNDS - 1):
+        if left:  # a client's write may be in flight
+            await run.clock.sleep(_PAUSE_S)
+            again = [await run.source.get(key) for key in left]
+            left = await _unmapped(run, [row for row in again if row is not None], before)
+    if left and not run.is_delta:
+        announced, _ = await announced_keys(run)
+        left = [key for key in left if key not in announced]
+    if not left:
+        return []
+    rows, script = counted(len(sample), "row"), run.declared.cli_selector
+    return [reason("mapping-lacks-rows", missing=len(left), rows=rows, source=run.source, script=script)]
+
+
+async def _unmapped(run: Run, source_rows: Sequence[Row], before: int | None) -> list[EntityKey]:
+    """Return the keys of those source rows that were copied and are not in the mapping. `before`: when the
+    last pass of capture "delta" began, in ticks; None where clients follow."""
+    rows, table, left = run.mapping.rows, run.mapping.table, list[EntityKey]()
+
+    async def check(row: Row) -> None:
+        run.check()
+        mains, key = _mains_of(run, row), key_of(row)
+        if not mains or (before is not None and ticks_of(row[TIMESTAMP]) >= before):
+            return
+        for mapped in (rows.forward_key(key), *map(rows.reverse_key, mains)):
+            if await table.get(mapped, select=_KEYS) is None:
+                left.append(key)
+                return
+
+    await for_each(source_rows, check, limit=run.config.limits.concurrency)
+    return sorted(left)
+
+
+def _mains_of(run: Run, row: Row) -> list[EntityKey]:
+    """Return the main target key that a source row maps to; none if it is refused or not migrated."""
+    try:
+        return [key_of(main.row) for main in run.mapper.map(row)[:1]]
+    except RowRefused:
+        return []
+
+
 # --- before targets are dropped ----------------------------------------------------------------------------
 
 
@@ -208,12 +266,8 @@ async def rows_only_in_target(run: Run) -> list[EntityKey]:
             async for page in run.source.scan():
                 run.check()
                 for row in page.rows:
-                    try:
-                        mapped = run.mapper.map(row)
-                    except RowRefused:
-                        continue  # it has no row in the target
-                    for main in mapped[:1]:  # none of a row that is not migrated
-                        ours.add(digest_of(target.name, key_of(main.row)))
+                    for main in _mains_of(run, row):
+                        ours.add(digest_of(target.name, main))
                 advance(len(page.rows))
         only = set[str]()
         for prefix in theirs.prefixes():
@@ -296,11 +350,11 @@ async def closed_by_source(run: Run) -> list[str]:
     if run.is_delta or target is None:
         return []
     sample: list[EntityKey] = []
-    async for page in target.scan(select=_KEYS, page_rows=SAMPLED, ahead=False):
+    async for page in target.scan(select=_KEYS, page_rows=GATE_SAMPLE, ahead=False):
         sample += map(key_of, page.rows)
-        if len(sample) >= SAMPLED:
+        if len(sample) >= GATE_SAMPLE:
             break
-    missing = await _without_source(run, sample[:SAMPLED])
+    missing = await _without_source(run, sample[:GATE_SAMPLE])
     # What the journal announces is settled before authority moves, or keeps it from moving.
     missing = missing and await _unannounced(run, missing)
     if not missing:
@@ -308,7 +362,7 @@ async def closed_by_source(run: Run) -> list[str]:
     # A repair follows claims: a row written past the clients has none, and stays without a source row.
     claimed = [key for key in missing if await _owner(run, key) is not None]
     step = next_step("mend" if claimed else "fix-new-rows", script=run.script_id)
-    rows = counted(min(len(sample), SAMPLED), "row")
+    rows = counted(min(len(sample), GATE_SAMPLE), "row")
     return [
         reason("source-lacks-rows", missing=len(missing), rows=rows, target=target, source=source, step=step)
     ]

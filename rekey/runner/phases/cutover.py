@@ -39,7 +39,13 @@ from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.references import closed_by_references
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import closed_by_emptied, closed_by_source, closed_by_tables, require_few_deletes
+from rekey.runner.remaining import (
+    closed_by_emptied,
+    closed_by_mapping,
+    closed_by_source,
+    closed_by_tables,
+    require_few_deletes,
+)
 from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
@@ -89,7 +95,7 @@ async def gate(run: Run) -> list[str]:
     if not run.is_delta:
         reasons += await closed_by_clients(run, now) + await closed_by_other_parts(run)
         reasons = reasons or await closed_by_emptied(run)  # capture "delta" compares everything in the freeze
-    return reasons
+    return reasons or await closed_by_mapping(run)
 
 
 async def _closed_by_a_long_stop(run: Run) -> list[str]:

@@ -61,7 +61,13 @@ def test_requests_are_counted_by_phase_and_purpose() -> None:
 def test_what_depends_on_the_way_of_following_is_left_out_where_it_is_not_done() -> None:
     found = counted(work(10_000, follows=False, tries_rows=False))
     assert ("prepare", "try every row: read the source") not in found
-    assert [what for phase, what in found if phase == "cutover"] == ["see that source and targets are there"]
+    sampled = "see that a sample is in the mapping"
+    assert {what: count for (phase, what), count in found.items() if phase == "cutover"} == {
+        "see that source and targets are there": 2,
+        f"{sampled}: read the source": 1,
+        sampled: 200,
+    }
+    assert ("cutover", sampled) not in counted(work(10_000, keeping="none"))
     assert ("reconcile", "look for rows written since: read the source") not in found
     assert found["backfill", "sweep: read source and mapping"] == 1 + 10 + 32
     assert found["backfill", "journal: clients and intents"] > 1

@@ -1,0 +1,68 @@
+"""Rows of the mapping that somebody deletes. A verification reads source and targets only, so the gate of
+cutover looks a sample of rows up: without the mapping clients would find no row by its old key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.model import Row, key_of
+from tests.asserts.command_line import Commands
+from tests.worlds.projects import USERS_SCRIPT
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import user
+
+SCRIPT, ROWS = "0001_users", 30
+CUTOVER = ("apply", "--to", "cutover", "--writers-stopped")
+CAPTURES = {"delta": USERS_SCRIPT, "dual-write": under_writes(USERS_SCRIPT)}
+
+
+def mapping_rows(rekey: Commands, direction: str) -> list[Row]:
+    """Return the rows that map from old keys (`f`) or from new ones (`r`)."""
+    rows = rekey.project.restricted.dump(MAPPING_TABLE)
+    return [row for row in rows if row["PartitionKey"].startswith(f"{SCRIPT}.{direction}.")]
+
+
+def does(*work: Any) -> None:
+    for each in work:
+        asyncio.run(each)
+
+
+def begun(rekey: Commands, script: str) -> None:
+    rekey.project.script(script)
+    does(rekey.project.fill("Users", [user(f"user{number:02}@example.com") for number in range(ROWS)]))
+    rekey("apply")
+
+
+@pytest.mark.parametrize("direction", ["f", "r"], ids=["of old keys", "of new keys"])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_cutover_is_refused_without_the_mapping_and_the_step_that_it_names_makes_it_again(
+    rekey: Commands, capture: str, direction: str
+) -> None:
+    begun(rekey, CAPTURES[capture])
+    lost = mapping_rows(rekey, direction)
+    assert len(lost) == ROWS
+    table = rekey.project.restricted.table(MAPPING_TABLE)
+    does(*(table.delete(key_of(row)) for row in lost[::2]))
+    rekey("verify")  # every row is in the target
+    refused = " ".join(rekey(*CUTOVER, code=3).err.split())
+    assert f"15 of {ROWS} rows of Users are not in the mapping" in refused
+    again = f"rekey rollback {SCRIPT} --to source --drop-targets"
+    assert f"`{again}`, then `rekey apply {SCRIPT}`" in refused
+    rekey(*again.split()[1:])
+    rekey.project.clock.advance(60)  # a deleted table's name is taken for so long
+    rekey("apply", SCRIPT)
+    assert len(mapping_rows(rekey, direction)) == ROWS
+    rekey("verify")
+    rekey(*CUTOVER)
+
+
+def test_rows_that_writers_added_since_the_last_pass_need_not_be_in_the_mapping(rekey: Commands) -> None:
+    begun(rekey, CAPTURES["delta"])
+    rekey.project.clock.advance(60)
+    does(rekey.project.tables.table("Users").insert(user("another@example.com", "a")))
+    rekey(*CUTOVER)
+    assert len(mapping_rows(rekey, "f")) == ROWS + 1
