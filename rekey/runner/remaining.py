@@ -145,15 +145,22 @@ async def closed_by_mapping(run: Run) -> list[str]:
     for _ in range(_ROUNDS - 1):
         if left:  # a client's write may be in flight
             await run.clock.sleep(_PAUSE_S)
-            again = [await run.source.get(key) for key in left]
-            left = await _unmapped(run, [row for row in again if row is not None], before)
+            left = await _unmapped(run, await _read_again(run, left), before)
     if left and not run.is_delta:
-        announced, _ = await announced_keys(run)
-        left = [key for key in left if key not in announced]
+        with suppress(TableMissing):
+            announced, _ = await announced_keys(run)
+            left = [key for key in left if key not in announced]
+        # The intent of a write that ended since its rows were read is gone, and the mapping has them.
+        left = await _unmapped(run, await _read_again(run, left), before)
     if not left:
         return []
     rows, script = counted(len(sample), "row"), run.declared.cli_selector
     return [reason("mapping-lacks-rows", missing=len(left), rows=rows, source=run.source, script=script)]
+
+
+async def _read_again(run: Run, source_keys: Sequence[EntityKey]) -> list[Row]:
+    rows = [await run.source.get(key) for key in source_keys]
+    return [row for row in rows if row is not None]
 
 
 async def _unmapped(run: Run, source_rows: Sequence[Row], before: int | None) -> list[EntityKey]:

@@ -66,3 +66,18 @@ def test_rows_that_writers_added_since_the_last_pass_need_not_be_in_the_mapping(
     does(rekey.project.tables.table("Users").insert(user("another@example.com", "a")))
     rekey(*CUTOVER)
     assert len(mapping_rows(rekey, "f")) == ROWS + 1
+
+
+def test_a_row_whose_write_is_announced_need_not_be_in_the_mapping_yet(rekey: Commands) -> None:
+    """Authority moves once the write is settled, which brings its mapping rows."""
+    begun(rekey, CAPTURES["dual-write"])
+    row, mapping = rekey.project.rows("Users")[0], asyncio.run(rekey.project.mapping(SCRIPT))
+    forward = mapping.rows.forward_key(key_of(row))
+
+    async def announce() -> None:
+        await (await rekey.project.journal(SCRIPT)).begin("0dead", 2, "source", [key_of(row)])
+        await mapping.table.delete(forward)
+
+    asyncio.run(announce())
+    rekey(*CUTOVER)
+    assert asyncio.run(mapping.table.get(forward)) is not None
