@@ -135,9 +135,10 @@ async def closed_by_mapping(run: Run) -> list[str]:
     before = None if watermark is None else ticks_of(watermark)
     # Mapping rows lie by digests under a secret key: neighbors in the source are a random sample of them.
     sample: list[Row] = []
-    page_rows = MAX_PAGE_ROWS if isinstance(run.source, PartOfTable) else GATE_SAMPLE
-    async for page in run.source.scan(page_rows=page_rows, ahead=False):
-        sample += page.rows
+    # Rows are left out, so several pages may be read: they are of full size.
+    async for page in run.source.scan(page_rows=MAX_PAGE_ROWS, ahead=False):
+        run.check()
+        sample += [row for row in page.rows if _copied_under(run, row, before)]
         if len(sample) >= GATE_SAMPLE:
             break
     sample = sample[:GATE_SAMPLE]
@@ -168,18 +169,28 @@ async def _unmapped(run: Run, source_rows: Sequence[Row], before: int | None) ->
     last pass of capture "delta" began, in ticks; None where clients follow."""
     rows, table, left = run.mapping.rows, run.mapping.table, list[EntityKey]()
 
+    async def is_there(mapped: EntityKey) -> bool:
+        with suppress(TableMissing, TableBeingDeleted):
+            return await table.get(mapped, select=_KEYS) is not None
+        return False
+
     async def check(row: Row) -> None:
         run.check()
-        mains, key = _mains_of(run, row), key_of(row)
-        if not mains or (before is not None and ticks_of(row[TIMESTAMP]) >= before):
-            return
-        for mapped in (rows.forward_key(key), *map(rows.reverse_key, mains)):
-            if await table.get(mapped, select=_KEYS) is None:
+        key, mains = key_of(row), _copied_under(run, row, before)
+        for mapped in (rows.forward_key(key), *map(rows.reverse_key, mains)) if mains else ():
+            if not await is_there(mapped):
                 left.append(key)
                 return
 
     await for_each(source_rows, check, limit=run.config.limits.concurrency)
     return sorted(left)
+
+
+def _copied_under(run: Run, row: Row, before: int | None) -> list[EntityKey]:
+    """Return the main target key that a source row was copied under; none if it was not, or not since it was
+    written. `before`: as of `_unmapped`."""
+    is_newer = before is not None and ticks_of(row[TIMESTAMP]) >= before
+    return [] if is_newer else _mains_of(run, row)
 
 
 def _mains_of(run: Run, row: Row) -> list[EntityKey]:

@@ -8,22 +8,30 @@ from typing import Any
 
 import pytest
 
+from rekey.core.limits import GATE_SAMPLE
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import Row, key_of
 from tests.asserts.command_line import Commands
+from tests.worlds.dropping import ID, STOCK
+from tests.worlds.dropping import SCRIPT as DROPPING
 from tests.worlds.projects import USERS_SCRIPT
 from tests.worlds.scripts import under_writes
-from tests.worlds.small import user
+from tests.worlds.small import ticket, user
 
 SCRIPT, ROWS = "0001_users", 30
 CUTOVER = ("apply", "--to", "cutover", "--writers-stopped")
 CAPTURES = {"delta": USERS_SCRIPT, "dual-write": under_writes(USERS_SCRIPT)}
 
 
-def mapping_rows(rekey: Commands, direction: str) -> list[Row]:
+def mapping_rows(rekey: Commands, direction: str, script: str = SCRIPT) -> list[Row]:
     """Return the rows that map from old keys (`f`) or from new ones (`r`)."""
     rows = rekey.project.restricted.dump(MAPPING_TABLE)
-    return [row for row in rows if row["PartitionKey"].startswith(f"{SCRIPT}.{direction}.")]
+    return [row for row in rows if row["PartitionKey"].startswith(f"{script}.{direction}.")]
+
+
+def lose_all(rekey: Commands, script: str = SCRIPT) -> None:
+    table = rekey.project.restricted.table(MAPPING_TABLE)
+    does(*(table.delete(key_of(row)) for row in mapping_rows(rekey, "f", script)))
 
 
 def does(*work: Any) -> None:
@@ -58,6 +66,43 @@ def test_cutover_is_refused_without_the_mapping_and_the_step_that_it_names_makes
     assert len(mapping_rows(rekey, direction)) == ROWS
     rekey("verify")
     rekey(*CUTOVER)
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_rows_are_missing_where_the_whole_mapping_table_is(rekey: Commands, capture: str) -> None:
+    plain = 'mapping="plain",\n    waive={"personal-data": "made-up addresses"},\n    capture='
+    begun(rekey, CAPTURES[capture].replace("capture=", plain))
+    does(rekey.project.restricted.delete_table(MAPPING_TABLE))
+    for seconds in (0, 60):  # it is being deleted, then it is gone
+        rekey.project.clock.advance(seconds)
+        refused = " ".join(rekey(*CUTOVER, code=3).err.split())
+        assert f"{ROWS} of {ROWS} rows of Users are not in the mapping" in refused
+
+
+@pytest.mark.parametrize("capture", ["delta", "dual-write"])
+def test_rows_that_are_not_migrated_do_not_hide_that_others_are_missing(
+    rekey: Commands, capture: str
+) -> None:
+    """More of them than are looked up come first in the source."""
+    rekey.project.script(DROPPING if capture == "delta" else under_writes(DROPPING), f"{ID}.py")
+    drafts = [ticket(f"0{number:04}", "draft") for number in range(GATE_SAMPLE)]
+    does(rekey.project.fill("Tickets", drafts + STOCK))
+    rekey("apply")
+    lose_all(rekey, ID)
+    filed = sum(row["Status"] != "draft" for row in STOCK)
+    refused = " ".join(rekey(*CUTOVER, code=3).err.split())
+    assert f"{filed} of {filed} rows of Tickets are not in the mapping" in refused
+
+
+def test_rows_that_writers_just_added_do_not_hide_that_others_are_missing(rekey: Commands) -> None:
+    """As with keys by time, the newest first."""
+    begun(rekey, CAPTURES["delta"])
+    rekey.project.clock.advance(60)
+    users = rekey.project.tables.table("Users")
+    does(*(users.insert(user(f"a{number:04}@example.com")) for number in range(GATE_SAMPLE)))
+    lose_all(rekey)
+    refused = " ".join(rekey(*CUTOVER, code=3).err.split())
+    assert f"{ROWS} of {ROWS} rows of Users are not in the mapping" in refused
 
 
 def test_rows_that_writers_added_since_the_last_pass_need_not_be_in_the_mapping(rekey: Commands) -> None:
