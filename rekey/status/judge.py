@@ -410,6 +410,7 @@ def _spent(facts: Facts) -> Spent | None:
 _OF_A_GROUP = (
     *("not-begun", "source", "not-copied", "copy-cut-off", "cut-over", "cut-over-stopped", "clients-missing"),
     *("still-writing", "freeze-cut-off", "no-way-back", "way-back", "way-back-by-copying", "old-view-left"),
+    "way-back-old-view",
 )
 
 
@@ -590,7 +591,7 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
             return _followed(facts, closed, followed)
         verdict = _verdict_of(facts, "dual-write") if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
-        verdict = _old_view_left(_verdict_of(facts, "no-way-back"), facts)
+        verdict = _old_view_left(_verdict_of(facts, "no-way-back"), facts, "old-view-left")
     else:
         verdict = _verdict_of(facts, "way-back-by-copying") if facts.is_delta else _way_back(facts, closed)
     return _then(verdict, facts, "at-work") if facts.at_work else verdict
@@ -601,18 +602,18 @@ def _way_back(facts: Facts, closed: str) -> Verdict:
     last full verification found rows that differ."""
     last = facts.state.verification
     if last is None or not last.divergences:
-        return _old_view_left(_verdict_of(facts, "way-back"), facts)
+        return _old_view_left(_verdict_of(facts, "way-back"), facts, "way-back-old-view")
     step = code_after_findings(last.report)
     return _verdict_of(facts, "way-back-closed", safe=False, step=step, closed=closed)
 
 
-def _old_view_left(verdict: Verdict, facts: Facts) -> Verdict:
-    """Return a verdict after cutover with the clients that `complete` waits for: those of the old view. Of a
-    part they may stay, since they write the rows beside it."""
+def _old_view_left(verdict: Verdict, facts: Facts, step: str) -> Verdict:
+    """Return a verdict after cutover. Where clients of the old view are left, `complete` waits for them, and
+    `step` names them. Of a part they may stay, since they write the rows beside it."""
     old = [row for row in facts.live_clients if row.view == View.OLD]
     if facts.is_delta or facts.declared.migration.where is not None or not old:
         return verdict
-    return _then(verdict, facts, "old-view-left", client=_first_of(old))
+    return _then(verdict, facts, step, client=_first_of(old))
 
 
 def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
