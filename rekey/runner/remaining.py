@@ -5,8 +5,9 @@ which is recorded."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from rekey.copy.sweep import DigestParts
@@ -134,29 +135,42 @@ async def closed_by_mapping(run: Run) -> list[str]:
         return []
     before = None if watermark is None else ticks_of(watermark)
     # Mapping rows lie by digests under a secret key: neighbors in the source are a random sample of them.
-    sample: list[Row] = []
+    sample: dict[EntityKey, list[EntityKey]] = {}
     # Rows are left out, so several pages may be read: they are of full size.
     async for page in run.source.scan(page_rows=MAX_PAGE_ROWS, ahead=False):
         run.check()
-        sample += [row for row in page.rows if _copied_under(run, row, before)]
+        sample |= _mapping_keys(run, page.rows, before)
         if len(sample) >= GATE_SAMPLE:
             break
-    sample = sample[:GATE_SAMPLE]
-    left = await _unmapped(run, sample, before)
+    sample = dict(islice(sample.items(), GATE_SAMPLE))
+    left = await _unmapped(run, sample)
     for _ in range(_ROUNDS - 1):
         if left:  # a client's write may be in flight
             await run.clock.sleep(_PAUSE_S)
-            left = await _unmapped(run, await _read_again(run, left), before)
+            left = await _unmapped(run, _mapping_keys(run, await _read_again(run, left), before))
     if left and not run.is_delta:
         with suppress(TableMissing):
             announced, _ = await announced_keys(run)
             left = [key for key in left if key not in announced]
         # The intent of a write that ended since its rows were read is gone, and the mapping has them.
-        left = await _unmapped(run, await _read_again(run, left), before)
+        left = await _unmapped(run, _mapping_keys(run, await _read_again(run, left), before))
     if not left:
         return []
     rows, script = counted(len(sample), "row"), run.declared.cli_selector
     return [reason("mapping-lacks-rows", missing=len(left), rows=rows, source=run.source, script=script)]
+
+
+def _mapping_keys(
+    run: Run, source_rows: Sequence[Row], before: int | None
+) -> dict[EntityKey, list[EntityKey]]:
+    """Return, by source key, the keys of the mapping rows of those source rows that were copied. `before`:
+    when the last pass of capture "delta" began, in ticks; None where clients follow."""
+    rows, keys = run.mapping.rows, dict[EntityKey, list[EntityKey]]()
+    for row in source_rows:
+        is_newer = before is not None and ticks_of(row[TIMESTAMP]) >= before
+        if not is_newer and (mains := _mains_of(run, row)):
+            keys[key_of(row)] = [rows.forward_key(key_of(row)), *map(rows.reverse_key, mains)]
+    return keys
 
 
 async def _read_again(run: Run, source_keys: Sequence[EntityKey]) -> list[Row]:
@@ -164,33 +178,19 @@ async def _read_again(run: Run, source_keys: Sequence[EntityKey]) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-async def _unmapped(run: Run, source_rows: Sequence[Row], before: int | None) -> list[EntityKey]:
-    """Return the keys of those source rows that were copied and are not in the mapping. `before`: when the
-    last pass of capture "delta" began, in ticks; None where clients follow."""
-    rows, table, left = run.mapping.rows, run.mapping.table, list[EntityKey]()
+async def _unmapped(run: Run, copied: Mapping[EntityKey, Sequence[EntityKey]]) -> list[EntityKey]:
+    """Return the source keys of which a mapping row is missing. `copied`: the keys of their mapping rows."""
+    table, left = run.mapping.table, list[EntityKey]()
 
-    async def is_there(mapped: EntityKey) -> bool:
-        with suppress(TableMissing, TableBeingDeleted):
-            return await table.get(mapped, select=_KEYS) is not None
-        return False
-
-    async def check(row: Row) -> None:
+    async def check(source_key: EntityKey) -> None:
         run.check()
-        key, mains = key_of(row), _copied_under(run, row, before)
-        for mapped in (rows.forward_key(key), *map(rows.reverse_key, mains)) if mains else ():
-            if not await is_there(mapped):
-                left.append(key)
+        with suppress(TableMissing, TableBeingDeleted):
+            if None not in [await table.get(key, select=_KEYS) for key in copied[source_key]]:
                 return
+        left.append(source_key)
 
-    await for_each(source_rows, check, limit=run.config.limits.concurrency)
+    await for_each(copied, check, limit=run.config.limits.concurrency)
     return sorted(left)
-
-
-def _copied_under(run: Run, row: Row, before: int | None) -> list[EntityKey]:
-    """Return the main target key that a source row was copied under; none if it was not, or not since it was
-    written. `before`: as of `_unmapped`."""
-    is_newer = before is not None and ticks_of(row[TIMESTAMP]) >= before
-    return [] if is_newer else _mains_of(run, row)
 
 
 def _mains_of(run: Run, row: Row) -> list[EntityKey]:

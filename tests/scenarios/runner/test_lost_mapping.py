@@ -4,6 +4,7 @@ cutover looks a sample of rows up: without the mapping clients would find no row
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ def mapping_rows(rekey: Commands, direction: str, script: str = SCRIPT) -> list[
     return [row for row in rows if row["PartitionKey"].startswith(f"{script}.{direction}.")]
 
 
-def lose_all(rekey: Commands, script: str = SCRIPT) -> None:
+def lose(rekey: Commands, rows: Sequence[Row]) -> None:
     table = rekey.project.restricted.table(MAPPING_TABLE)
-    does(*(table.delete(key_of(row)) for row in mapping_rows(rekey, "f", script)))
+    does(*(table.delete(key_of(row)) for row in rows))
 
 
 def does(*work: Any) -> None:
@@ -53,8 +54,7 @@ def test_cutover_is_refused_without_the_mapping_and_the_step_that_it_names_makes
     begun(rekey, CAPTURES[capture])
     lost = mapping_rows(rekey, direction)
     assert len(lost) == ROWS
-    table = rekey.project.restricted.table(MAPPING_TABLE)
-    does(*(table.delete(key_of(row)) for row in lost[::2]))
+    lose(rekey, lost[::2])
     rekey("verify")  # every row is in the target
     refused = " ".join(rekey(*CUTOVER, code=3).err.split())
     assert f"15 of {ROWS} rows of Users are not in the mapping" in refused
@@ -88,7 +88,7 @@ def test_rows_that_are_not_migrated_do_not_hide_that_others_are_missing(
     drafts = [ticket(f"0{number:04}", "draft") for number in range(GATE_SAMPLE)]
     does(rekey.project.fill("Tickets", drafts + STOCK))
     rekey("apply")
-    lose_all(rekey, ID)
+    lose(rekey, mapping_rows(rekey, "f", ID))
     filed = sum(row["Status"] != "draft" for row in STOCK)
     refused = " ".join(rekey(*CUTOVER, code=3).err.split())
     assert f"{filed} of {filed} rows of Tickets are not in the mapping" in refused
@@ -100,7 +100,7 @@ def test_rows_that_writers_just_added_do_not_hide_that_others_are_missing(rekey:
     rekey.project.clock.advance(60)
     users = rekey.project.tables.table("Users")
     does(*(users.insert(user(f"a{number:04}@example.com")) for number in range(GATE_SAMPLE)))
-    lose_all(rekey)
+    lose(rekey, mapping_rows(rekey, "f"))
     refused = " ".join(rekey(*CUTOVER, code=3).err.split())
     assert f"{ROWS} of {ROWS} rows of Users are not in the mapping" in refused
 
