@@ -696,7 +696,7 @@ async def test_a_replica_that_hangs_is_left_at_the_deadline(memory: MemoryTableS
             await asyncio.Event().wait()
 
     memory.gate = hang
-    writer = world.writer(sleep=sleep_forever, longest=0.05)
+    writer = world.writer(sleep=sleep_forever, longest=0.5)
     [etag] = await writer.write([replace(user(ANN.row, Age=2))])
     assert etag == world.etag("Users", ANN)
     memory.gate = open_gate
