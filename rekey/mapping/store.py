@@ -103,6 +103,11 @@ async def keys_gone_since(restricted: TableService, script_id: str) -> str:
     return min((str(row[ERASED_ON]) for row in rows if is_tombstone(row)), default="")
 
 
+def root_key_gone() -> errors.SealedUnreadable:
+    """Return the error for a sealed migration without a root key."""
+    return errors.SealedUnreadable(MAPPING_TABLE, ROOT, "the root key of the migration is gone")
+
+
 class Keyring:
     """The data keys of one migration. Call `begin` or `open` before anything else."""
 
@@ -117,6 +122,8 @@ class Keyring:
         # Cohorts that the audit log says were shredded, and on which day: rows are not opened with their data
         # keys, even if these exist again.
         self.gone: Mapping[str, str] = {}
+        # Whether the root key is gone, and that of the keyring is stored nowhere.
+        self.lacks_root = False
         self._wrapping = wrapping
         self._now = now
         self._root: DataKey | None = None
@@ -137,8 +144,13 @@ class Keyring:
             return
         row = await self._row(ROOT)
         if row is None:
-            raise errors.SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
+            raise root_key_gone()
         self._root = await self._unwrapped(row)
+
+    def go_without(self) -> None:
+        """Go on with a root key that is not stored, in place of one that is gone: for a rollback that deletes
+        all that was sealed."""
+        self._root, self.lacks_root = new_data_key(ROOT), True
 
     @property
     def root(self) -> DataKey:
@@ -254,12 +266,13 @@ class Keyring:
 
     async def forget(self) -> None:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
-        while rows := await data_key_rows(self.table, self.script_id):
-            for row in rows:
-                # On its version: nobody waits for a delayed delete, and by then a new run may have a root key
-                # in its place.
-                with suppress(errors.ConditionFailed):  # rewrapped meanwhile
-                    await self.table.delete(key_of(row), etag=etag_of(row))
+        with suppress(errors.TableMissing):
+            while rows := await data_key_rows(self.table, self.script_id):
+                for row in rows:
+                    # On its version: nobody waits for a delayed delete, and by then a new run may have a root
+                    # key in its place.
+                    with suppress(errors.ConditionFailed):  # rewrapped meanwhile
+                        await self.table.delete(key_of(row), etag=etag_of(row))
 
     async def _row(self, cohort: str) -> Row | None:
         try:

@@ -18,7 +18,6 @@ from rekey.declaration.props import Compute
 from rekey.declaration.references import Reference
 from rekey.errors import CredentialRefused, RowRefused, SecretMissing, TableBeingDeleted, TableMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
-from rekey.phases import ControlPhase
 from rekey.plan.problems import NAMED_ROWS
 from rekey.plan.result import ReferredRows, Requests
 from rekey.present.text import counted
@@ -101,8 +100,7 @@ async def _is_cut_over(accounts: Accounts, reference: Reference) -> bool:
     control = await ControlStore(accounts.restricted, reference.via, reference.to.group).read()
     if control is None or control.source.lower() != reference.to.source.lower():
         return False
-    phase = control.came_from if control.phase is ControlPhase.FREEZE else control.phase
-    return authority(phase) is TARGET
+    return authority(control.unfrozen) is TARGET
 
 
 def _evaluators(

@@ -136,6 +136,13 @@ class ControlRow:
         return self.phase is ControlPhase.COMPLETE and self.maintainer is Maintainer.CLIENTS
 
     @property
+    def unfrozen(self) -> ControlPhase:
+        """The phase, and during a freeze the one before it, which says which side is the authority."""
+        return (
+            (self.came_from or ControlPhase.DUAL_WRITE) if self.phase is ControlPhase.FREEZE else self.phase
+        )
+
+    @property
     def freeze_began_at(self) -> str | None:
         """When the present freeze began; None if it is not known."""
         return self.updated_at if self.came_from is ControlPhase.CUTOVER else self.frozen_at

@@ -4,6 +4,7 @@ Each process reads its own configuration; nothing here passes a secret on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import urlsplit
@@ -12,11 +13,20 @@ from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.errors import ConfigurationError, Moved, Refused, RekeyError, SecretMissing
+from rekey.errors import (
+    ConfigurationError,
+    Moved,
+    Refused,
+    RekeyError,
+    SealedUnreadable,
+    SecretMissing,
+    TableMissing,
+)
 from rekey.mapping.computed import ComputedMapping
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
-from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
-from rekey.mapping.store import Keyring, MappingStore, data_key_rows
+from rekey.mapping.sealing import ROOT, LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
+from rekey.mapping.store import Keyring, MappingStore, data_key_rows, root_key_gone
+from rekey.model import ROW_KEY
 from rekey.next_steps import next_step
 from rekey.project.config import Config, account_key, is_same_account, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_wrapping
@@ -154,8 +164,12 @@ class OpenMigration:
     # there is no audit log.
     shredded: Callable[[str], Mapping[str, str]] = nothing_recorded
 
-    async def mapping(self, row: ControlRow) -> MappingStore:
-        """Return the mapping of a migration that has begun. `row` is its control row.
+    async def mapping(self, row: ControlRow, *, may_lack_root: bool = False) -> MappingStore:
+        """Return the mapping of a migration that has begun.
+
+        Args:
+            row: its control row.
+            may_lack_root: the root key may be gone (`Keyring.go_without`).
 
         Raises:
             SecretMissing: the mapping is sealed, and there is no wrapping key.
@@ -172,7 +186,12 @@ class OpenMigration:
         if self.prepared.wrapping is None:
             return MappingStore(table, MappingRows(*of, SafeIds(row.id_key)))
         keyring = Keyring(table, script_id, self.prepared.wrapping)
-        await keyring.open()
+        try:
+            await keyring.open()
+        except SealedUnreadable:
+            if not may_lack_root:
+                raise
+            keyring.go_without()
         ids = SafeIds(ids_key(keyring.root, row.id_key))
         return MappingStore(table, MappingRows(*of, ids, keyring.sealer, keyring.tombstones), keyring)
 
@@ -243,8 +262,10 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
     ServiceError: the data keys cannot be read."""
     prepared, script_id = migration.prepared, migration.prepared.declared.script_id
     rows = []
-    if row is not None and prepared.declared.migration.is_sealed:
-        rows = await data_key_rows(migration.accounts.restricted.table(MAPPING_TABLE), script_id)
+    is_sealed = prepared.declared.migration.is_sealed
+    if row is not None and is_sealed:
+        with suppress(TableMissing):
+            rows = await data_key_rows(migration.accounts.restricted.table(MAPPING_TABLE), script_id)
     try:
         prepared.require()
         if row is not None:
@@ -255,7 +276,9 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
                 prepared.wrapping.require(str(key_row.get("WrappedBy", "?")))
     except RekeyError as error:
         return error
-    return None
+    if row is None or not is_sealed or any(key_row[ROW_KEY] == ROOT for key_row in rows):
+        return None
+    return root_key_gone()
 
 
 def is_ours(prepared: Prepared, row: ControlRow, run_id: str | None) -> bool:

@@ -332,7 +332,7 @@ async def unfrozen(run: Run) -> ControlRow | None:
     row = await (run.control.fence() if await quiet_in_s(run) else run.control.read())
     if row is None or row.phase is not ControlPhase.FREEZE:
         return row
-    back_to = row.came_from or ControlPhase.DUAL_WRITE
+    back_to = row.unfrozen
     # Without waiting for clients first, unlike `move`: the same rules hold on both sides of the freeze, so a
     # client that has not seen it does no harm.
     row = await run.control.move(ControlPhase.FREEZE, back_to)

@@ -26,7 +26,7 @@ async def closed_by_references(run: Run) -> list[str]:
     reasons = []
     for via, declared in sorted(run.declared.migration.looked_up_in.items()):
         control = await own_control(run.restricted, declared)
-        phase = None if control is None else control.came_from or control.phase
+        phase = None if control is None else control.unfrozen
         is_copied = phase in _AUTHORITY_MOVED
         if phase is ControlPhase.DUAL_WRITE:
             # What shows that the backfill is done: the control row with capture "dual-write", else a full

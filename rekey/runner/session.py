@@ -42,6 +42,7 @@ from rekey.protocol.opening import (
     require_same_migration,
     require_same_secrets,
 )
+from rekey.protocol.rules import SOURCE, authority
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.data_keys import KnownRoot, prove_data_keys
@@ -295,7 +296,7 @@ class Session:
         # Also for migrations started before scripts were stored: the digest proves that this is the same
         # script.
         self.state.keep_script(declared.script_id, row.targets, declared.content)
-        if mapping.keyring is not None:
+        if mapping.keyring is not None and not mapping.keyring.lacks_root:
             await self._seal_checkpoints(mapping.keyring, row)
         run = await self._make_run(migration, mapping, lease)
         self._leases.push_async_callback(self._end_in_order, run, lease)
@@ -352,8 +353,12 @@ class Session:
             is_known = record is not None and record.run_id == row.run_id
             accept = self.options.accept_data_keys
             await prove_data_keys(unopened, row, self.state, self.progress, is_known=is_known, accept=accept)
-        mapping = await migration.mapping(row)
-        if mapping.keyring is not None:
+        # A rollback that deletes all that was sealed needs no key where the source is the authority.
+        may_lack_root = self.options.drop_targets and authority(row.unfrozen) == SOURCE
+        mapping = await migration.mapping(row, may_lack_root=may_lack_root)
+        if mapping.keyring is not None and mapping.keyring.lacks_root:
+            note(self.progress, "root-key-gone", {"script": script_id})
+        elif mapping.keyring is not None:
             KnownRoot(self.state, script_id, row.run_id).require(mapping.keyring.root)
         mapping.patience_s = inf  # a copy that meets a client's write is not yet a collision
         return mapping

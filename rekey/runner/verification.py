@@ -150,7 +150,7 @@ async def verify_full(
     row = await run.control.read()
     control = ControlPhase.SOURCE if row is None else row.phase
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
-        control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
+        control = row.unfrozen
     change_id = "" if row is None else row.change_id
     if change_id and change_id != facts.change_covered(
         run.state.latest_verification(run.script_id), run.state.facts(run.script_id)

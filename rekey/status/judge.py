@@ -15,14 +15,14 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.joint import is_joint, names_in
 from rekey.core.plain import json_field, plain
 from rekey.core.texts import catalogue, filled
-from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
+from rekey.errors import Collision, RowRefused, SealedUnreadable, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
 from rekey.next_steps import apply_to, code_after_findings, with_names
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
-from rekey.protocol.rules import View
+from rekey.protocol.rules import SOURCE, View, authority
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import (
@@ -448,8 +448,8 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
-    verdict, refused = _undoubted(facts, closed), facts.store.refused
-    if facts.store.control is not None and facts.store.control.phase is ControlPhase.RETIRED:
+    verdict, refused, control = _undoubted(facts, closed), facts.store.refused, facts.store.control
+    if control is not None and control.phase is ControlPhase.RETIRED:
         return verdict
     if facts.declared.is_kept:
         path, fault = facts.declared.path, facts.declared.fault
@@ -457,9 +457,11 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
             return _verdict_of(facts, "script-broken", safe=verdict.safe, before=verdict, fault=fault)
         names = {"file": path.name, "path": shlex.quote(str(path))}
         return _verdict_of(facts, "script-gone", safe=verdict.safe, before=verdict, **names)
+    if isinstance(refused, SealedUnreadable) and control and authority(control.unfrozen) == SOURCE:
+        return _verdict_of(facts, "root-key-gone", safe=False, what=refused.what)
     if refused:
         names = {"what": refused.what, "hint": refused.hint}
-        safe = facts.store.control is None
+        safe = control is None
         return _verdict_of(facts, "secrets-refused", safe=safe, before=verdict, **names)
     return verdict
 

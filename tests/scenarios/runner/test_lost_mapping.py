@@ -11,7 +11,8 @@ import pytest
 
 from rekey.core.limits import GATE_SAMPLE
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.model import Row, key_of
+from rekey.mapping.sealing import ROOT, key_partition
+from rekey.model import EntityKey, Row, key_of
 from tests.asserts.command_line import Commands
 from tests.worlds.dropping import ID, STOCK
 from tests.worlds.dropping import SCRIPT as DROPPING
@@ -126,3 +127,49 @@ def test_a_row_whose_write_is_announced_need_not_be_in_the_mapping_yet(rekey: Co
     asyncio.run(announce())
     rekey(*CUTOVER)
     assert asyncio.run(mapping.table.get(forward)) is not None
+
+
+@pytest.mark.parametrize("lost", ["the table", "the root key"])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_without_the_root_key_status_names_the_rollback_that_begins_anew(
+    rekey: Commands, capture: str, lost: str
+) -> None:
+    """Nothing that it sealed can be opened again, and the source holds every row."""
+    begun(rekey, CAPTURES[capture])
+    rows = rekey.project.rows("Users")
+    if lost == "the table":
+        does(rekey.project.restricted.delete_table(MAPPING_TABLE))
+        rekey.project.clock.advance(60)
+    else:
+        table = rekey.project.restricted.table(MAPPING_TABLE)
+        does(table.delete(EntityKey(key_partition(SCRIPT), ROOT)))
+    refused = rekey("apply", code=1).err
+    assert "the root key of the migration is gone" in refused
+    [found] = rekey("status", "--json").json["migrations"]
+    assert not found["safe"] and "Users is the authority and holds every row" in found["sentence"]
+    again = found["next"]["command"].split()[1:]
+    assert again == ["rollback", SCRIPT, "--to", "source", "--drop-targets"]
+    assert "the rollback goes on without it" in " ".join(rekey(*again).all.split())
+    rekey.project.clock.advance(60)
+    rekey("apply", SCRIPT)
+    rekey("verify")
+    rekey(*CUTOVER)
+    assert rekey.project.rows("Users") == rows and len(mapping_rows(rekey, "f")) == ROWS
+
+
+@pytest.mark.parametrize("options", [("--keep-targets",), ("--drop-targets",)])
+def test_without_the_root_key_no_rollback_that_reads_the_mapping_goes_on(
+    rekey: Commands, options: tuple[str, ...]
+) -> None:
+    begun(rekey, CAPTURES["delta"])
+    if options == ("--drop-targets",):
+        rekey(*CUTOVER)
+        options += ("--writers-stopped",)
+    table = rekey.project.restricted.table(MAPPING_TABLE)
+    does(table.delete(EntityKey(key_partition(SCRIPT), ROOT)))
+    tables = rekey.project.rows("Users"), rekey.project.rows("UsersV2")
+    refused = rekey("rollback", SCRIPT, "--to", "source", *options, code=1).err
+    assert "the root key of the migration is gone" in refused
+    assert (rekey.project.rows("Users"), rekey.project.rows("UsersV2")) == tables
+    [found] = rekey("status", "--json").json["migrations"]
+    assert not found["safe"] and "the root key of the migration is gone" in found["sentence"]
