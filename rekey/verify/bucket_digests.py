@@ -7,10 +7,9 @@ import base64
 import hashlib
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import ne, or_
 from typing import Any, NamedTuple, TypeAlias
 
 from rekey.errors import StateUnusable
@@ -27,7 +26,6 @@ COUNT_BYTES = 8
 _STEP = DIGEST_BYTES + COUNT_BYTES
 _MASK = (1 << 8 * DIGEST_BYTES) - 1
 _HEADER = b"rekey/table/v1\0"
-_EMPTY = bytes(_STEP)
 
 
 class BucketDigests:
@@ -37,8 +35,9 @@ class BucketDigests:
     __slots__ = ("counts", "digests")
 
     def __init__(self) -> None:
-        self.digests = [0] * BUCKETS
-        self.counts = [0] * BUCKETS
+        # By bucket; those without rows may be absent.
+        self.digests: dict[int, int] = defaultdict(int)
+        self.counts: dict[int, int] = defaultdict(int)
 
     def adder(
         self, digester: Digester, note: Callable[[int, bytes], None] | None = None
@@ -65,35 +64,35 @@ class BucketDigests:
     def clear(self, buckets: Iterable[int]) -> None:
         """Take all rows out of some buckets."""
         for bucket in buckets:
-            self.digests[bucket] = self.counts[bucket] = 0
+            self.digests.pop(bucket, None)
+            self.counts.pop(bucket, None)
 
     def merge(self, other: BucketDigests) -> None:
         """Add the digests of another part of the same table."""
-        self.digests[:] = [mine + theirs for mine, theirs in zip(self.digests, other.digests, strict=True)]
-        self.counts[:] = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        for bucket, digest in other.digests.items():
+            self.digests[bucket] += digest
+            self.counts[bucket] += other.counts[bucket]
 
     @property
     def rows(self) -> int:
-        return sum(self.counts)
+        return sum(self.counts.values())
 
     def differing(self, other: BucketDigests) -> frozenset[int]:
         """Return the buckets whose rows differ."""
-        unlike = map(or_, map(ne, self.counts, other.counts), map(ne, self.digests, other.digests))
         return frozenset(
             bucket
-            for bucket in compress(range(BUCKETS), unlike)
+            for bucket in self.digests.keys() | other.digests.keys()
             if self.counts[bucket] != other.counts[bucket]
             or (self.digests[bucket] - other.digests[bucket]) & _MASK
         )
 
     def packed(self) -> bytes:
         """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
-        return b"".join(
-            [
-                ((total & _MASK) << 8 * COUNT_BYTES | count).to_bytes(_STEP) if count or total else _EMPTY
-                for total, count in zip(self.digests, self.counts, strict=True)
-            ]
-        )
+        packed = bytearray(BUCKETS * _STEP)
+        for bucket, digest in self.digests.items():
+            place, entry = bucket * _STEP, (digest & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
+            packed[place : place + _STEP] = entry.to_bytes(_STEP)
+        return bytes(packed)
 
     def content_digest(self) -> str:
         """Return the table's content digest, 64 hexadecimal digits: SHA-256 over `rekey/table/v1` ‖ 0 ‖
@@ -123,8 +122,9 @@ class BucketDigests:
         buckets = cls()
         # A packed digest is two words of 8 bytes, a count one.
         words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
-        buckets.digests[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
-        buckets.counts[:] = words[2::3]
+        for bucket, (high, low, count) in enumerate(zip(words[0::3], words[1::3], words[2::3], strict=True)):
+            if high or low or count:
+                buckets.digests[bucket], buckets.counts[bucket] = high << 64 | low, count
         return buckets
 
 
