@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.old_references import NOTHING_LOOKED_UP
@@ -140,8 +140,6 @@ class Propagator:
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
     # Looks up what main target rows do not say of their source rows.
     references: OldReferences = field(default_factory=lambda: OldReferences({}))
-    # Whether a key without a forward row is propagated, which gives it its mapping rows.
-    lists_keys: ClassVar[bool] = True
 
     def tally(self, source_key: EntityKey, *, announced: bool = True) -> Tally:
         others = self.announce_others or self.announce
@@ -251,7 +249,7 @@ class Propagator:
         """Propagate as `_propagate_key`; return the main keys that are given up."""
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
-            if forward is None and not self.lists_keys:
+            if forward is None and not await self._lists(source_key):
                 return set()
             listed = targets_of(forward)
             # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
@@ -417,6 +415,10 @@ class Propagator:
             if not any((await self.read(sorted(alone))).values()):
                 break
         return {target: row for target, row in rows.items() if row is not None}
+
+    async def _lists(self, _source_key: EntityKey) -> bool:
+        """Tell whether a key without a forward row is propagated, which gives it its mapping rows."""
+        return True
 
     async def _is_listed_as(self, source_key: EntityKey, forward: Forward | None) -> bool:
         """Tell whether the forward row is unchanged since it was read: otherwise a main row read later may

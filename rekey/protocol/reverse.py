@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
+from rekey.declaration.row_makers import TargetRow
 from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagated, Propagator, Tally
-from rekey.protocol.replicas import Rows, source_place
+from rekey.protocol.replicas import Rows, same_content, source_place
 from rekey.protocol.rules import SOURCE, Side
 
 
 class ReversePropagator(Propagator):
     """Propagates from the main target, as the authority, to the source and the index tables."""
-
-    lists_keys = False
 
     def __init__(self, forward: Propagator) -> None:
         """Create it with the tables, mapping, mapper and announcements of the forward propagator."""
@@ -54,8 +54,12 @@ class ReversePropagator(Propagator):
         if forward is None:
             return None
         rows = await self.read(sorted(target for target in forward.targets if target.table == 0))
+        # A claim comes before the forward row that lists its key. Somebody deleted one that is missing, and a
+        # propagate writes it again.
         present = [
-            row for row in rows.values() if row is not None and await self.holder(row) == forward.source
+            row
+            for row in rows.values()
+            if row is not None and await self.holder(row) in (forward.source, None)
         ]
         if len(present) > 1:
             first, second = (self.target_id(key_of(row)) for row in present[:2])
@@ -141,6 +145,23 @@ class ReversePropagator(Propagator):
                 await self._propagate_other(owner, tally)
         with suppress(Collision):  # the row is the former owner's again: the next round sees it
             await super()._claim(source_key, forward, targets, tally)
+
+    async def _lists(self, source_key: EntityKey) -> bool:
+        # Not a source row that was written past the client. It is a replica, and somebody deleted its forward
+        # row, where the row that it maps to is there and its own: by the claim, or by its content where that
+        # is missing as well.
+        mains: Sequence[TargetRow] = ()
+        if (row := await self.source.get(source_key)) is not None:
+            with suppress(RowRefused):
+                mains = self.mapper.map(row)[:1]
+        for _, main in mains:
+            there, owner = await self.table(0).get(key_of(main)), await self.owner_of(key_of(main))
+            is_alike = there is not None and same_content(main, there, self.ignoring[0])
+            if there is not None and (owner == source_key or (owner is None and is_alike)):
+                listed = {TargetKey(0, *key_of(main))}
+                await self.mapping.claim(source_key, None, listed, self.still_owns)
+                return True
+        return False
 
     def _main_of(self, _expected: Rows, _current: Rows, authority: Row | None) -> Row | None:
         return authority
