@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.computed import ComputedMapping
 from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
@@ -77,7 +78,7 @@ async def gone(
     mapping: MappingStore,
     direction: str,
     *,
-    excludes: Callable[[Row], bool] | None = None,
+    without: Mapper | None = None,
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> AsyncGenerator[list[EntityKey], None]:
@@ -88,16 +89,16 @@ async def gone(
     Args:
         table: the source (direction `f`) or the main target (direction `r`).
         direction: which mapping rows to walk: `f` forward, `r` reverse.
-        excludes: tells of a whole row of `table` that it counts as not there; None: each counts.
+        without: the mapper of a source whose dropped rows count as not there; None: each row counts.
         advance: called with the number of rows of `table` scanned, page by page.
         check: called between pages; raises to stop.
     """
     with DigestParts() as parts:
         digest_of = mapping.rows.ids.long
-        async for page in table.scan(select=None if excludes else [PARTITION_KEY, ROW_KEY]):
+        async for page in table.scan(select=without.kind_inputs if without else [PARTITION_KEY, ROW_KEY]):
             check()
             for row in page.rows:
-                if excludes is not None and excludes(row):
+                if without is not None and without.is_dropped(row):
                     continue
                 parts.add(digest_of(table.name, key_of(row)))
             advance(len(page.rows))
@@ -169,11 +170,10 @@ async def sweep(
         present = source_keys(source, lambda rows: [*map(key_of, rows)], advance=advance, check=check)
         portions = unmatched(source_keys(propagator.targets[0], mapping.sources_of, check=check), present)
     else:
-        mapper = propagator.mapper
         # A copy writes nothing for a row that no kind takes, so it does not meet what an earlier one wrote,
         # before a rollback that kept the targets.
-        excludes = mapper.is_dropped if mapper.drops else None
-        portions = gone(source, mapping, "f", excludes=excludes, advance=advance, check=check)
+        without = propagator.mapper if propagator.mapper.drops else None
+        portions = gone(source, mapping, "f", without=without, advance=advance, check=check)
     async with aclosing(portions) as candidates:
         async for portion in candidates:
             changed += await _propagated(portion, propagator.propagate, concurrency)

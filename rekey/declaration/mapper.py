@@ -192,6 +192,11 @@ class Mapper:
         number = self._number_of_kind(row)
         return None if number is None else self.migration.kinds[number]
 
+    @property
+    def kind_inputs(self) -> list[str]:
+        """The keys and properties of a source row that `kind_of` and `is_dropped` read."""
+        return sorted({PARTITION_KEY, ROW_KEY}.union(*(kind.when.inputs() for kind in self.migration.kinds)))
+
     def is_dropped(self, row: Row) -> bool:
         """Tell whether a source row is not migrated: no kind takes it, and the script drops such rows."""
         return self.drops and self._number_of_kind(row) is None

@@ -63,7 +63,7 @@ async def _rows_up_to(every: Table, most: int, without: Mapper | None) -> int | 
     reads_all = without is not None or isinstance(every, PartOfTable)
     page_rows = MAX_PAGE_ROWS if reads_all else min(most, MAX_PAGE_ROWS)
     try:
-        select = _KEYS if without is None else None
+        select = _KEYS if without is None else without.kind_inputs
         async for page in every.scan(select=select, page_rows=page_rows, ahead=False):
             rows += len(page.rows) - (0 if without is None else sum(map(without.is_dropped, page.rows)))
             if rows >= most:
@@ -112,10 +112,9 @@ async def emptied_tables(run: Run) -> list[str]:
 
 async def _with_source_rows(run: Run, names: Collection[str]) -> list[str]:
     """Return those of some tables of a joint main target for which the source holds `MANY` rows or more."""
-    select = sorted({*_KEYS}.union(*(kind.when.inputs() for kind in run.declared.migration.kinds)))
     rows = dict.fromkeys(names, 0)
     with run.progress.task("look for the rows of empty tables") as advance:
-        async for page in run.source.scan(select=select):
+        async for page in run.source.scan(select=run.mapper.kind_inputs):
             run.check()
             for row in page.rows:
                 kind = run.mapper.kind_of(row)
@@ -455,7 +454,7 @@ async def _count(run: Run, table: Table) -> tuple[int, int]:
     """Return how many rows a table holds, and how many of them are source rows that are dropped."""
     rows, dropped, mapper = 0, 0, _dropping(run, table)
     with run.progress.task(f"count {table.name}") as advance:
-        async for page in table.scan(select=_KEYS if mapper is None else None):
+        async for page in table.scan(select=_KEYS if mapper is None else mapper.kind_inputs):
             run.check()
             rows += len(page.rows)
             dropped += 0 if mapper is None else sum(map(mapper.is_dropped, page.rows))
