@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -184,7 +184,9 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
         return errors.ExitCode.USAGE
     shell.options.json = True
-    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", errors.ExitCode.USAGE)
+    with suppress(OSError):
+        shell.emit({**usage_error.as_json(), "error": "UsageError"}, "")
+    return errors.ExitCode.USAGE
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
@@ -195,7 +197,8 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     failure.hint = shell.typed_here(failure.hint)
     if shell.options.json or "--json" in words:
         shell.options.json = True
-        shell.emit({**shell.so_far, **failure.as_json()}, "")
+        with suppress(OSError):  # standard output may be what failed; standard error has the same text
+            shell.emit({**shell.so_far, **failure.as_json()}, "")
     shell.note(f"rekey: {failure}", "error", **failure.as_json())
     if shell.options.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
