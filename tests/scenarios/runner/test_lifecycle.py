@@ -466,7 +466,7 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(
 def test_keys_of_checkpoints_go_although_complete_was_cut_off_behind_its_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, or a kill: nothing carries `complete` out again, as the control row says that it is done."""
+    """A full disk, or a kill: `complete` is not run again, because the control row says that it is done."""
     project = project_of(tmp_path, PLAIN_USERS, users(ROWS))
     apply(project)
     apply(project, Phase.CUTOVER, STOPPED)
