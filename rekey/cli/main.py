@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 _TELLING = 8
 _PACKAGE = Path(__file__).parent.parent
 _WORDS = table(Path(__file__).with_name("words.toml"))
+# Errors of the system that say: the disk or this machine has failed. A file system with errors becomes
+# read-only while a command runs.
+_OF_MACHINE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
 # The first line of each command's help, in the order in which a migration needs them.
 _COMMANDS: dict[str, str] = _WORDS["commands"]
 # What to type in place of commands and options that other tools have.
@@ -238,7 +246,7 @@ def as_rekey_error(error: BaseException) -> errors.RekeyError:
     if isinstance(error, MemoryError):
         hint = "lower [limits] window_rows and concurrency, then run the same command again"
         return errors.MachineFailed("this machine has no memory left", kept=kept, hint=hint)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
+    if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         hint = "fix that (space on the disk, quota, open files), then run the same command again"
         what = f"this machine failed: {errno.errorcode[error.errno]}"
         return errors.MachineFailed(what, kept=kept, hint=hint)
