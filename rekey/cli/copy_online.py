@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rekey.backup.refusals import refusal
 from rekey.errors import reason_of
+from rekey.project.privatefiles import write_new
 
 SCRIPT_ID = "0001_move"
 _TEMPLATES = Path(__file__).parent
@@ -37,7 +38,7 @@ def write_script(folder: Path, text: str) -> Path:
     try:
         path.parent.mkdir(exist_ok=True)
         if not path.exists():
-            path.write_text(text, "utf-8")
+            write_new(path, text.encode("utf-8"))
         elif path.read_text("utf-8") != text:
             raise refusal("state-of-another", folder=folder)
     except OSError as error:

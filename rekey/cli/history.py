@@ -15,6 +15,7 @@ from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import file_of, load_script
 from rekey.errors import DeclarationError, ExitCode
 from rekey.project.config import load_config
+from rekey.project.privatefiles import write_new
 from rekey.runner.refusals import refusal
 from rekey.state.store import State
 from rekey.status.history import Begun, begun
@@ -55,8 +56,7 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
         text = decode_source(kept.content)
         return shell.emit({**document, "script": text}, text)
     try:
-        with out.open("xb") as file:
-            file.write(kept.content)
+        write_new(out, kept.content)
     except OSError as error:
         raise refusal("script-not-written", file=out, reason=type(error).__name__) from None
     return shell.emit({**document, "out": str(out)}, f"{script_id}: written to {out}, as it was begun")

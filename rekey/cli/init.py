@@ -13,7 +13,7 @@ import click
 from rekey.cli.shell import DEFAULT_CONFIG_PATH, Shell, command, flag
 from rekey.errors import ExitCode, reason_of
 from rekey.project.config import default_config, reading
-from rekey.project.privatefiles import write_private
+from rekey.project.privatefiles import write_new, write_private
 from rekey.rehearse.azurite import USUAL_PORT, endpoint_at, running_in_background
 from rekey.runner.refusals import refusal
 
@@ -107,11 +107,7 @@ def _write_example(secret: Path, migrations: Path) -> dict[Path, bool]:
 def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
     """Write a new file, for its owner only if it is private; return False when one exists already."""
     try:
-        if private:
-            write_private(path, text.encode("utf-8"))
-        else:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+        (write_private if private else write_new)(path, text.encode("utf-8"))
     except FileExistsError:
         return False
     return True

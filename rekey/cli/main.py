@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 _TELLING = 8
 _PACKAGE = Path(__file__).parent.parent
 _WORDS = table(Path(__file__).with_name("words.toml"))
+# Errors of the system that say: the disk or this machine has failed. A file system with errors becomes
+# read-only while a command runs.
+_OF_MACHINE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
 # The first line of each command's help, in the order in which a migration needs them.
 _COMMANDS: dict[str, str] = _WORDS["commands"]
 # What to type in place of commands and options that other tools have.
@@ -184,7 +192,9 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         shell.note(f"rekey: {usage_error}", "error", **usage_error.as_json())
         return errors.ExitCode.USAGE
     shell.options.json = True
-    return shell.emit({**usage_error.as_json(), "error": "UsageError"}, "", errors.ExitCode.USAGE)
+    with suppress(OSError):
+        shell.emit({**usage_error.as_json(), "error": "UsageError"}, "")
+    return errors.ExitCode.USAGE
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
@@ -195,7 +205,8 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     failure.hint = shell.typed_here(failure.hint)
     if shell.options.json or "--json" in words:
         shell.options.json = True
-        shell.emit({**shell.so_far, **failure.as_json()}, "")
+        with suppress(OSError):  # standard output may be what failed; standard error has the same text
+            shell.emit({**shell.so_far, **failure.as_json()}, "")
     shell.note(f"rekey: {failure}", "error", **failure.as_json())
     if shell.options.debug and isinstance(failure, FaultOfRekey):
         shell.note(places(error), "error")
@@ -235,7 +246,7 @@ def as_rekey_error(error: BaseException) -> errors.RekeyError:
     if isinstance(error, MemoryError):
         hint = "lower [limits] window_rows and concurrency, then run the same command again"
         return errors.MachineFailed("this machine has no memory left", kept=kept, hint=hint)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
+    if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         hint = "fix that (space on the disk, quota, open files), then run the same command again"
         what = f"this machine failed: {errno.errorcode[error.errno]}"
         return errors.MachineFailed(what, kept=kept, hint=hint)

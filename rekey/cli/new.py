@@ -17,6 +17,7 @@ from rekey.errors import DeclarationError, ExitCode, reason_of
 from rekey.inspect.report import Inspection
 from rekey.present.text import counted
 from rekey.project.config import Config, load_config
+from rekey.project.privatefiles import write_new
 from rekey.runner.refusals import refusal
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
@@ -91,10 +92,10 @@ def new(
         script_id = f"{last + 1:0{_DIGITS}}_{name}"
         path = folder / f"{script_id}.py"
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            listed = "{" + ", ".join(f'"{script_id}"' for script_id in needed) + "}" if needed else "set()"
-            names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
-            file.write(template.read_text("utf-8").format(depends=listed, **{**names, **parts}))
+        listed = "{" + ", ".join(f'"{needed_id}"' for needed_id in needed) + "}" if needed else "set()"
+        names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
+        text = template.read_text("utf-8").format(depends=listed, **{**names, **parts})
+        write_new(path, text.encode("utf-8"))
     except OSError as error:
         raise refusal("new-not-written", folder=folder, reason=reason_of(error)) from None
     try:

@@ -12,8 +12,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
@@ -116,7 +116,8 @@ class Shell:
     err: TextIO = field(init=False)
 
     def __post_init__(self) -> None:
-        self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
+        self.out = cast("TextIO", Edge(self.stdout))
+        self.err = cast("TextIO", Edge(self.stderr, may_lose=True))
         self._log = self.err
 
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
@@ -236,32 +237,41 @@ class Edge:
     """A stream for people that escapes control characters, so that no name can overwrite earlier output, and
     characters that its encoding lacks. Only progress bars bypass it."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, may_lose: bool = False) -> None:
+        """`may_lose`: text that cannot be written (a full disk) is lost without an error, so that the work
+        goes on, and the exit code says how it ended."""
         self._stream = stream
+        self._may_lose = may_lose
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._coloured = stream.isatty() and not plain
 
     def write(self, text: str) -> int:
-        """Write text; a closed pipe (the reader has ended) is no error."""
+        """Write text; a closed pipe (the reader has ended) is no error. Raises OSError."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
         # After escaping. `NO_COLOR`: https://no-color.org
         if self._coloured:
             shown = _COLOURED.sub(lambda match: match[1] + click.style(match[2], _COLOURS[match[2]]), shown)
-        try:
+        with self._writing():
             self._stream.write(shown)
-        except BrokenPipeError:
-            _silence(self._stream)
         return len(text)
 
     def writelines(self, texts: Iterable[str]) -> None:
         self.write("".join(texts))
 
     def flush(self) -> None:
-        try:
+        with self._writing():
             self._stream.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             _silence(self._stream)
+        except OSError:
+            if not self._may_lose:
+                raise
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the stream, except `buffer`: bytes written there would bypass the edge."""

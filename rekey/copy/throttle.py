@@ -146,7 +146,7 @@ class Throttle:
 
     def poll(self) -> Rates:
         """Return the rates that apply now; polls `steering` if that was not done for half a second."""
-        now = self.clock.ticks()
+        now = self._ticks
         due = self._polled_at is None or now - self._polled_at >= _POLL_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
             if self.rates.paused and self._polled_at is not None:
@@ -175,7 +175,7 @@ class Throttle:
     async def made_up(self, partition: Hashable) -> None:
         """Wait until the partition's rate has caught up with the rows that were counted."""
         if self.limits_partitions:
-            wait = self._lane(partition).next - self.clock.ticks()
+            wait = self._lane(partition).next - self._ticks
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
 
@@ -280,7 +280,7 @@ class Throttle:
 
     def current_holds(self) -> list[Held]:
         """Return what holds requests back now; nothing while all that is ready is sent."""
-        rates, now = self.rates, self.clock.ticks()
+        rates, now = self.rates, self._ticks
         if rates.paused:
             return [Held(Holds.PAUSE)]
         holds = [] if self.target_account is None else self.target_account.current_holds()
@@ -351,6 +351,11 @@ class Throttle:
     def _now(self) -> float:
         return self.clock.monotonic()
 
+    @property
+    def _ticks(self) -> int:
+        # Of the monotonic clock: after the wall clock was set back, everything would wait for that long.
+        return round(self._now * TICKS_PER_SECOND)
+
     async def _wait(self, lane: _Lane, rate_of: _RateOf, entities: int, *, first: bool = False) -> bool:
         if rate_of() is None:
             return False
@@ -364,7 +369,7 @@ class Throttle:
     def _book(self, lane: _Lane, rate: float, entities: int) -> int:
         """Queue entities after those of the lane; return their wait in ticks, 0 or less for none."""
         lane.entities += entities
-        now = self.clock.ticks()
+        now = self._ticks
         start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)
         return start - now
@@ -378,7 +383,7 @@ class Throttle:
         lane = self._partitions.get(partition)
         if lane is None:
             if len(self._partitions) >= _MOST_LANES:
-                now = self.clock.ticks()
+                now = self._ticks
                 busy = {
                     k: other
                     for k, other in self._partitions.items()

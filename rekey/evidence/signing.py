@@ -20,7 +20,7 @@ from rekey.evidence.keys import P256_ORDER, Ed25519Signer, PublicKey, Signer
 from rekey.evidence.refusals import refusal
 from rekey.project.config import Config
 from rekey.project.keyvault import VaultKey, VaultObject
-from rekey.project.privatefiles import write_private
+from rekey.project.privatefiles import write_new, write_private
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -97,8 +97,11 @@ def make_key(path: Path) -> PublicKey:
         if public_file.exists():
             raise FileExistsError
         write_private(path, pem)
-        with public_file.open("xb") as file:  # fails if a file or link was created meanwhile
-            file.write(public.pem)
+        try:
+            write_new(public_file, public.pem)  # fails if a file or link was created meanwhile
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         raise refusal("key-there", path=path) from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files that only their owner may read. An existing file is never overwritten in place."""
+"""Files that are written whole, or not at all. An existing file is never overwritten in place."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ _MODE = 0o600
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file with mode 0600.
+    """Write a new file with mode 0600; raises as `write_new`."""
+    # The mode is set on creation, so that no other user can open the file in between.
+    write_new(path, content, mode=_MODE)
+
+
+def write_new(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a new file. `mode`: its permissions, less the umask.
 
     Raises:
         FileExistsError: the file exists already.
-        OSError: it cannot be written.
+        OSError: it cannot be written; none is left, which the next attempt would take for a whole one.
     """
-    # The mode is set on creation, so that no other user can open the file in between.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:

@@ -471,6 +471,9 @@ class Session:
         # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
         # rollback that was cut off may have dropped a table, perhaps by a request that took effect later.
         counts = () if row.phase is ControlPhase.SOURCE else aligned(row.phase, applied)
+        if Phase.COMPLETE in counts and Phase.COMPLETE not in applied:
+            # `complete` was cut off behind its move, and is not run again: what it removes last still stands.
+            self.state.forget_keys(run.script_id)
         self.ledger.align(run.script_id, counts)
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # If the state file was lost, `dual_write` is only marked here, not run: it set no watermark. The

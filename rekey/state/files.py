@@ -89,6 +89,9 @@ def connect(path: Path) -> sqlite3.Connection:
     with closed_on_error(opened) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
+        # Temporary files would hold keys outside of the file's private folder, and a full disk there would be
+        # reported as the state file's.
+        connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 

@@ -374,10 +374,11 @@ class State:
     ) -> AuditEvent | None:
         """Add an event to the audit chain unless `most` of its name were added in the last `seconds`; return
         it, or None. They are counted in the file, over all migrations: a new process continues the count."""
-        since = utc_text(self._clock() - timedelta(seconds=seconds))
-        query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ?"
+        # Events after now were added while the clock was ahead: they would count until it is there again.
+        query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ? AND at <= ?"
         with self._writing():
-            [row] = self._read(query, event, since)
+            now = self._clock()  # read here: no other process adds an event after it
+            [row] = self._read(query, event, utc_text(now - timedelta(seconds=seconds)), utc_text(now))
             return None if row["added"] >= most else self.audit(event, script_id, details)
 
     def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:

@@ -21,7 +21,7 @@ from rekey.next_steps import apply_to, code_after_findings, with_names
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
-from rekey.protocol.registry import ClientRow, Standing, over_at, standing
+from rekey.protocol.registry import ClientRow, Standing, over_at, refused_at, standing
 from rekey.protocol.rules import SOURCE, View, authority
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, OVERHEAD, PLAN_FACT, WATERMARK, PhaseRun
@@ -66,6 +66,8 @@ class Client:
     standing: Standing
     # When it is over for certain, unless it sends a heartbeat; by the service's clock.
     over_at: str
+    # Until when the service accepts what it had signed, in case it is only suspended; "": no longer.
+    heard_of_until: str
 
     def as_json(self) -> dict[str, Any]:
         row = plain(self.row)
@@ -268,7 +270,13 @@ def judge(facts: Facts) -> Status:
         lag_s=_lag(facts),
         retention_ends_at=None if retention is None else format_ticks(retention),
         clients=tuple(
-            Client(row, facts.is_current(row), standing(row, facts.now), format_ticks(over_at(row)))
+            Client(
+                row,
+                facts.is_current(row),
+                standing(row, facts.now),
+                over_at=format_ticks(over_at(row)),
+                heard_of_until=format_ticks(until) if (until := refused_at(row)) > facts.now else "",
+            )
             for row in facts.store.clients
         ),
         counted=dict(sorted(counted.items())),

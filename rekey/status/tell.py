@@ -199,7 +199,10 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
         row = client.row
         text = f"{row.name}: process {row.pid} on {row.host}, {row.view} view, rekey {row.version}"
         if client.standing is Standing.OVER:
-            yield "", f"{text}; over, nothing of it can take effect any more"
+            text += "; over, nothing of it can take effect any more"
+            if client.heard_of_until:
+                text = f"{text} unless it was suspended: then until {moment(client.heard_of_until)}"
+            yield "", text
             continue
         text += f"; {'follows' if client.current else 'does not follow the last change of phase yet'}"
         if verbose:

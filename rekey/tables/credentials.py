@@ -8,7 +8,7 @@ import binascii
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import formatdate
+from email.utils import formatdate, parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
@@ -88,6 +88,8 @@ class Signer:
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
         self._token: BearerToken | None = None
+        # Seconds that this machine's clock is ahead of the service's, by the last answer; below 0: behind.
+        self._ahead_s = 0.0
         if hasattr(credential, "get_token"):
             from rekey.tables.tokens import BearerToken  # azure-core is a tenth of a command's start
 
@@ -106,6 +108,18 @@ class Signer:
     ) -> A:
         """Sign an attempt; `exchange` carries out the signed address and headers. Raises NoToken,
         TokenUnreachable."""
+        answer = await self._exchanged(method, address, headers, exchange)
+        if (date := answer.headers.get("Date")) and (then := _seconds(date)) is not None:
+            self._ahead_s = time.time() - then
+        return answer
+
+    async def _exchanged(
+        self,
+        method: str,
+        address: str,
+        headers: dict[str, str],
+        exchange: Callable[[str, Mapping[str, str]], Awaitable[A]],
+    ) -> A:
         credential: Any = self._credential
         if self._token is not None:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -128,12 +142,15 @@ class Signer:
 
     @property
     def signature_valid_s(self) -> float:
-        """Seconds for which the service accepts a request that is signed now."""
+        """Seconds for which the service accepts a request that is signed now, by its clock."""
+        # Signed with a date ahead of the service's, a request is old that much later.
+        signed_s = SIGNED_S + max(0.0, self._ahead_s)
         if isinstance(self._credential, SharedKey) or hasattr(self._credential, "named_key"):
-            return SIGNED_S
+            return signed_s
         expires_on = None if self._token is None else self._token.expires_on
         # The expiry of a SAS is not checked; a token that was not requested yet may be one of the longest.
-        return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
+        left_s = _LONGEST_TOKEN_S if expires_on is None else expires_on - (time.time() - self._ahead_s)
+        return max(signed_s, left_s)
 
     async def close(self) -> None:
         if (close := getattr(self._credential, "close", None)) is not None:
@@ -152,6 +169,15 @@ def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
 
 
 _mac = lru_cache(maxsize=8)(hmac_sha256)
+
+
+@lru_cache(maxsize=1)
+def _seconds(date: str) -> float | None:
+    """Return the seconds since the Unix epoch of a `Date` header, None for one that cannot be read."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=1)

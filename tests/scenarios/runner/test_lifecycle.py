@@ -43,7 +43,7 @@ from tests.fakes.faults import Call
 from tests.fakes.interference import before
 from tests.fakes.memory import MemoryTable
 from tests.soaking import others_in_soak
-from tests.worlds.erasure import PLAIN_USERS
+from tests.worlds.erasure import PLAIN_USERS, state_bytes
 from tests.worlds.evidence import prove
 from tests.worlds.kills import killed
 from tests.worlds.projects import (
@@ -461,6 +461,26 @@ def test_cut_off_before_any_effect_the_next_run_ends_in_the_same_state(
     apply(project, Phase.CUTOVER, STOPPED)
     assert control_phase(project) is ControlPhase.CUTOVER
     assert actual(project) == expected(project)
+
+
+def test_keys_of_checkpoints_go_although_complete_was_cut_off_behind_its_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a kill: `complete` is not run again, because the control row says that it is done."""
+    project = project_of(tmp_path, PLAIN_USERS, users(ROWS))
+    apply(project)
+    apply(project, Phase.CUTOVER, STOPPED)
+    with monkeypatch.context() as patched:
+        full = MachineFailed("no space is left", hint="free space")
+        patched.setattr("rekey.state.store.State.forget_keys", mock.Mock(side_effect=full))
+        with pytest.raises(MachineFailed):
+            apply(project, Phase.COMPLETE)
+        with pytest.raises(MachineFailed):
+            apply(project)  # still full
+    assert b"@example.com" in state_bytes(project)
+    apply(project)
+    assert b"@example.com" not in state_bytes(project)
+    assert control_phase(project) is ControlPhase.COMPLETE
 
 
 def test_a_canceled_rollback_resumes_and_goes_no_further(cut_over: Project) -> None:

@@ -99,6 +99,16 @@ def test_the_minute_is_counted_in_the_audit_log(tmp_path: Path) -> None:
     assert told == [True, True, False, False, True, False]
 
 
+def test_look_ups_of_a_clock_that_was_ahead_do_not_count_until_it_is_there_again(tmp_path: Path) -> None:
+    now = datetime(2024, 5, 1, tzinfo=UTC)
+    told = []
+    for days, seconds in ((400, 0), (400, 1), (400, 2), (0, 0), (0, 1), (0, 2)):
+        at = now + timedelta(days=days, seconds=seconds)
+        with State.open(tmp_path / "state.sqlite", clock=lambda at=at: at) as state:  # type: ignore[misc]
+            told.append(state.audit_within("lookup", None, {}, most=2, seconds=60.0) is not None)
+    assert told == [True, True, False, True, True, False]
+
+
 def test_nothing_opens_unrecorded(rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise MachineFailed("the disk is full", hint="free space")

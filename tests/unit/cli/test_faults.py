@@ -66,7 +66,7 @@ def test_the_places_of_a_fault_hold_neither_text_nor_source_lines() -> None:
     assert "raise" not in shown
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EFBIG, errno.EROFS, errno.ENOMEM])
 def test_a_machine_that_is_full_is_no_fault_of_rekey(number: int) -> None:
     told = as_rekey_error(OSError(number, "text", f"/data/{KEY}"))
     assert isinstance(told, MachineFailed)

@@ -215,6 +215,26 @@ def test_a_reader_that_went_away_does_not_change_the_exit_code() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no file that is always full")
+def test_a_full_disk_under_the_output_does_not_change_the_exit_code() -> None:
+    """What standard error cannot take is lost; a result that standard output cannot take is an error."""
+
+    def ended(full: str, *words: str) -> tuple[int, bytes]:
+        with Path("/dev/full").open("wb", buffering=0) as disk:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, full: disk}
+            done = subprocess.run([sys.executable, "-m", "rekey", *words], check=False, **streams)
+        return done.returncode, done.stderr or b""
+
+    assert ended("stderr", "nothing")[0] == ExitCode.USAGE
+    assert ended("stdout", "nothing", "--json")[0] == ExitCode.USAGE
+    assert ended("stderr", "--version")[0] == ExitCode.DONE
+    for words in (("runbook", "resume"), ("runbook", "resume", "--json")):
+        code, said = ended("stdout", *words)
+        assert code == ExitCode.SERVICE
+        assert b"this machine failed: ENOSPC" in said
+        assert b"Traceback" not in said
+
+
 def test_next_steps_carry_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @command("name", example="rekey name")
     def name(shell: Shell) -> ExitCode:

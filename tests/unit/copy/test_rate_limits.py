@@ -46,6 +46,30 @@ async def test_unused_allowance_is_not_saved_up() -> None:
     assert (clock.ticks() - begin) / TICKS_PER_SECOND > 1.5
 
 
+async def test_a_wall_clock_that_is_set_back_holds_nothing_up() -> None:
+    """By NTP, say, or in a machine that was restored: a copy stood still until that clock was there again."""
+
+    class SetBack(FakeClock):
+        off_s = 0.0
+
+        def ticks(self) -> int:
+            return super().ticks() + round(self.off_s * TICKS_PER_SECOND)
+
+        def monotonic(self) -> float:
+            return super().ticks() / TICKS_PER_SECOND
+
+    clock = SetBack()
+    throttle = Throttle(100, clock, partition=100)
+    begin = clock.monotonic()
+    for number in range(20):
+        if number == 10:
+            clock.off_s = -86_400.0
+        await throttle.take(10, "hot")
+        throttle.count(0, "hot")
+        await throttle.made_up("hot")
+    assert clock.monotonic() - begin == pytest.approx(2, abs=0.3)
+
+
 async def test_without_a_rate_nobody_waits() -> None:
     clock = FakeClock()
     begin = clock.ticks()

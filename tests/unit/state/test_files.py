@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -353,6 +353,26 @@ def test_a_write_that_the_system_refuses_keeps_the_checkpoint_before(path: Path)
         state.set_fact(SCRIPT, "x", "after")
     with State.open(path) as state:
         assert state.get_fact(SCRIPT, "x") == "after"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="the system does not tell which files are open"
+)
+def test_no_temporary_file_is_made_elsewhere(path: Path) -> None:
+    """It would hold keys, and a full disk there would be reported as the state file's."""
+    names = set()
+
+    def look() -> None:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the folder itself is closed by now
+                names.add(descriptor.readlink().name)
+
+    with filled(path) as state:
+        state.set_facts(SCRIPT, {str(number): "x" * 100_000 for number in range(50)})  # more than is cached
+        state._connection.set_progress_handler(look, 100)
+        state.forget_keys(SCRIPT)
+    assert path.name in names
+    assert [name for name in names if "etilqs_" in name] == []
 
 
 def test_no_space_while_yoyo_marks_a_phase_leaves_it_pending(path: Path) -> None:

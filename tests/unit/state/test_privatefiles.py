@@ -1,16 +1,20 @@
-"""Files that are replaced whole: durable, private, and never written through somebody's link."""
+"""Files that are written whole or not at all: durable, private, and never written through somebody's link."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rekey.errors import ConfigurationError
+from rekey.cli.main import run
+from rekey.errors import ConfigurationError, ExitCode
 from rekey.plan.planfile import write_output
-from rekey.project.privatefiles import write_whole
+from rekey.project.privatefiles import write_new, write_private, write_whole
 from rekey.stress.run import Notes
 
 
@@ -67,3 +71,51 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_output("after", path, option="--out")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let the kernel take no more than eight bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("write", [write_private, write_new])
+def test_a_new_file_that_a_full_disk_cut_off_is_removed(
+    tmp_path: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    path = tmp_path / "sealing.key"
+    with full_disk(), pytest.raises(OSError, match="large"):
+        write(path, b"x" * 64)
+    assert not path.exists()
+    write(path, b"x" * 64)
+    with full_disk(), pytest.raises(FileExistsError):
+        write(path, b"y" * 64)
+    assert path.read_bytes() == b"x" * 64
+
+
+@pytest.mark.parametrize(
+    ("command", "made"),
+    [
+        (["init"], {"migrations"}),
+        (["new", "users"], {"migrations"}),
+        (["evidence", "keygen", "evidence.pem"], set[str]()),
+    ],
+)
+def test_a_command_that_a_full_disk_cut_off_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], made: set[str]
+) -> None:
+    """A script that was cut off made every later command refuse, an empty key was kept as if it were one."""
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "new":
+        assert run(["init"]) == ExitCode.DONE
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with full_disk():
+        assert run(command) == ExitCode.USAGE
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= made
+    assert run(command) == ExitCode.DONE

@@ -332,6 +332,16 @@ def told(known: Facts) -> str:
     return "\n".join(tell.status_lines(judge(known), "rekey {}".format))
 
 
+@pytest.mark.parametrize(("ago_s", "said"), [(300, True), (940, True), (960, False)])
+def test_a_client_that_was_given_up_may_be_heard_of_while_its_signatures_hold(
+    ago_s: float, said: bool
+) -> None:
+    """`complete` and rollbacks compare everything until then, and its intents are kept."""
+    flat = " ".join(told(dual(D, Phase.RECONCILE, aged(ago_s))).split())
+    assert "over, nothing of it can take effect any more" in flat
+    assert ("unless it was suspended: then until" in flat) is said
+
+
 def test_clients_are_shown_with_what_they_go_by_and_how_long_they_may_still_act() -> None:
     known = dual(
         D, Phase.RECONCILE, WEB, aged(20, name="batch", epoch=2), aged(300, name="old one"), aged(1, epoch=9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping
+from email.utils import formatdate
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
@@ -17,6 +18,7 @@ from rekey.project.config import Account, account_key
 from rekey.tables import credentials
 from rekey.tables.answers import Answer
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import SIGNED_S
 from rekey.tables.credentials import Credential, SharedKey, Signer, credential_of, signed_headers
 from rekey.tables.requests import RetryPolicy
 
@@ -144,6 +146,42 @@ async def test_a_token_is_kept_and_asked_for_again_when_the_service_demands_clai
     assert seen == ["Bearer token1", "Bearer token1", "Bearer token2"]
     assert asked == [None, '{"nbf": 1}']
     assert 3500 < signer.signature_valid_s <= 3600
+
+
+@pytest.mark.parametrize(("ahead_s", "longer_s"), [(0, 0), (600, 600), (-600, 0), (9e8, 9e8)])
+async def test_a_clock_that_is_ahead_makes_signatures_last_longer(ahead_s: float, longer_s: float) -> None:
+    """The service compares the signed date with its own clock: a client may still send for so long."""
+    date = formatdate(time.time() - ahead_s, usegmt=True)
+
+    async def exchange(_address: str, _headers: Mapping[str, str]) -> Answer:
+        return Answer(200, {"Date": date}, b"")
+
+    for credential in (SharedKey.of("account", KEY), AzureNamedKeyCredential("account", KEY)):
+        signer = Signer(credential)
+        assert signer.signature_valid_s == SIGNED_S
+        await signer.send("GET", "https://account.table.core.windows.net/T()", {}, exchange)
+        assert signer.signature_valid_s == pytest.approx(SIGNED_S + longer_s, abs=3)
+
+
+@pytest.mark.parametrize("ahead_s", [-7200, 0, 7200])
+async def test_a_token_expires_by_the_services_clock(ahead_s: float) -> None:
+    class Identity:
+        async def get_token(self, *_scopes: str, **_options: object) -> AccessToken:
+            return AccessToken("token", int(time.time() - ahead_s) + 7200)
+
+        async def close(self) -> None: ...
+
+        async def __aenter__(self) -> Identity:
+            return self
+
+        async def __aexit__(self, *_error: object) -> None: ...
+
+    async def exchange(_address: str, _headers: Mapping[str, str]) -> Answer:
+        return Answer(200, {"Date": formatdate(time.time() - ahead_s, usegmt=True)}, b"")
+
+    signer = Signer(Identity())
+    await signer.send("GET", "https://account.table.core.windows.net/T()", {}, exchange)
+    assert signer.signature_valid_s == pytest.approx(max(7200, SIGNED_S + max(0, ahead_s)), abs=3)
 
 
 def configured(account: Account) -> Credential:
