@@ -87,7 +87,8 @@ def verify(
             session, declared.script_id, mode=commands.Mode(mode), repair=repair, draw=draw, keys=keys
         )
         document = {"script_id": declared.script_id, **report.as_json()}
-        text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"
+        shown = render(report, declared.script_id, keeps_removed=project.config.gates.retention_s > 0)
+        text = f"{declared.script_id}\n{shell.typed_here(shown)}"
         if keys:
             # What was found is reported also if its keys may not be shown. Showing them is recorded first, as
             # a look-up is.

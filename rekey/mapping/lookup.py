@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.core.joint import is_joint, joint_key, names_in, place_of, prefix_of
+from rekey.core.joint import is_joint, joint_key, names_in, own_key, place_of, prefix_of
 from rekey.core.plain import json_field
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.targets import MAIN_PARTITION_KEY
@@ -149,9 +149,12 @@ class Lookup:
 
     async def _by_new(self, key: EntityKey) -> tuple[list[EntityKey], list[Row | None]]:
         """Return the keys of the reverse rows that a key in a new table can have, and those rows: each table
-        of a joint table can hold a row under it."""
+        of a joint table can hold a row under it. A key may name the table, as pointers of index rows do."""
         store, main = self._store, self._store.rows.tables[0]
-        keys = [joint_key(prefix_of(name), key) for name in names_in(main)] if is_joint(main) else [key]
+        keys = [key]
+        if is_joint(main):
+            keys = [joint_key(prefix_of(name), key) for name in names_in(main)]
+            keys += [key] if own_key(key)[0] in names_in(main) else []
         at = [store.rows.reverse_key(each) for each in keys]
         there = [await store.table.get(each) for each in at]
         return at, there if any(there) else [await self._by_index(key)]

@@ -20,12 +20,22 @@ from rekey.verify.report import (
 SHOWN = 20
 _PROPERTIES_SHOWN = 3
 _DIGEST_SHOWN = 16
+_KEPT = "Removed rows are kept for [gates] retention: `rekey restore-row ID`."
+_NOT_KEPT = (
+    "[gates] retention is 0: removed rows can be restored only once it is more, and until `rekey expire`"
+    " deletes them."
+)
 
 
-def render(report: CountReport | SampleReport | FullReport, script: str) -> str:
-    """Return a report on a migration as text, without a newline at its end."""
+def render(
+    report: CountReport | SampleReport | FullReport, script: str, *, keeps_removed: bool = True
+) -> str:
+    """Return a report on a migration as text, without a newline at its end. `keeps_removed`: whether
+    `[gates] retention` is more than 0."""
     if isinstance(report, FullReport):
         lines = full_lines(report)
+        if report.repair is not None and report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
+            lines += wrapped(_KEPT if keeps_removed else _NOT_KEPT)
         step = after_findings(script, report.source, report.as_json())
     else:
         lines = _count(report) if isinstance(report, CountReport) else _sample(report)
@@ -69,8 +79,6 @@ def full_lines(report: FullReport) -> list[str]:
     if report.repair is not None:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
         lines.append(f"repair: {done or 'nothing to do'}")
-        if report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
-            lines += wrapped("Removed rows are kept for [gates] retention: `rekey restore-row ID`.")
     elif not report.findings:
         lines += _meaning(report)
     return lines

@@ -235,10 +235,12 @@ def test_a_look_up_names_table_and_key(project: Project, begun: Commands) -> Non
     for row in (shipment("c1", 1, "2023-05-01"), shipment("c0", 0)):
         table, target = independently(row)
         expected = {"table": table, "partition_key": target["PartitionKey"], "row_key": target["RowKey"]}
-        for asked in (("--old", *key_of(row)), ("--new", *key_of(target))):
+        pointer = f"{table}:{target['PartitionKey']}", target["RowKey"]
+        for asked in (("--old", *key_of(row)), ("--new", *key_of(target)), ("--new", *pointer)):
             [answer] = begun("lookup", SCRIPT, *asked, *WHY, "--json").json["rows"]
             assert answer["new"] == [expected]
-    begun("lookup", SCRIPT, "--new", "ShipmentsOpen:c0", "0000", *WHY, code=1)
+    for partition in ("Shipments2023:c0", "Shipments:c0", "ShipmentsOpen:ShipmentsOpen:c0"):
+        begun("lookup", SCRIPT, "--new", partition, "0000", *WHY, code=1)
 
 
 @pytest.fixture
@@ -273,7 +275,9 @@ def test_a_new_key_of_rows_in_several_tables_erases_none(
     named = re.findall(r"\b[0-9a-z]{12}\b", rekey(*erase, code=3).err)
     answers = [rekey("lookup", SCRIPT, "--id", row_id, *WHY, "--json").json["rows"][0] for row_id in named]
     assert {answer["old"]["row_key"] for answer in answers} == {here["RowKey"], there["RowKey"]}
-    rekey("erase", SCRIPT, "--old", *key_of(here), *WHY, "--with-targets")
+    pointer = f"ShipmentsOpen:{key.partition}", key.row
+    rekey("erase", SCRIPT, "--new", *pointer, *WHY, "--with-targets")
+    assert key not in map(key_of, project.rows("ShipmentsOpen"))
     assert "of different source rows" in rekey(*erase, code=3).err
     assert key in map(key_of, project.rows("Shipments2024"))
     rekey("erase", SCRIPT, "--old", *key_of(there), *WHY, "--with-targets")

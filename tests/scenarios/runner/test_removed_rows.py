@@ -345,6 +345,20 @@ def test_after_its_time_it_is_refused_and_expire_deletes_it(users: Commands) -> 
     assert "there was nothing to erase" in users("expire", "--confirm", SCRIPT).out
 
 
+def test_without_a_retention_no_restore_is_promised(lives: Lives) -> None:
+    rekey = lives.begun(USERS_SCRIPT)
+    put(rekey)
+    said = rekey("verify", "--repair", code=1).out
+    assert "[gates] retention is 0" in said and "restore-row" not in said
+    row_id, *_ = {key.row[:12] for key in kept(rekey.project)}
+    rekey("restore-row", row_id, code=3)
+    lasting(rekey)
+    rekey("restore-row", row_id)
+    assert stray(rekey) == STRAY
+    put(rekey, STRAY | {"RowKey": "another"})
+    assert "`rekey restore-row ID`" in rekey("verify", "--repair", code=1).out
+
+
 def test_retire_deletes_what_is_over_too(users: Commands) -> None:
     removed(users)
     users("verify")
