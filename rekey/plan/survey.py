@@ -4,7 +4,7 @@ row is mapped by backfill's `Mapper`; advice, sizes, examples and plots come fro
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import add, mul
@@ -20,7 +20,7 @@ from rekey.declaration.mapper import Mapper, TableRows
 from rekey.declaration.row_makers import TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, PROBED, Inventory, Weights
-from rekey.mapping.rows import MappingRows, target_key
+from rekey.mapping.rows import MappingRows, TargetKey, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.plan.absent import explained, named_properties
@@ -43,6 +43,8 @@ SIZED = 50
 # Bounds of the sample.
 MOST_ROWS = 5_000
 MOST_BYTES = 8 * 1024 * 1024
+# So many target keys fit into a mapping row, however long they are and whatever they consist of.
+_ALWAYS_LISTABLE = 30
 # Partition of a mapping row by a byte of its id: 32 of each direction.
 _FORWARD = bytes(byte >> 3 for byte in range(256))
 _REVERSE = bytes(32 + (byte >> 3) for byte in range(256))
@@ -153,6 +155,28 @@ class BilledBytes:
         self._row_means.append(list(map(_mean, sizes)))
         self._mapping_means.append(_mean([*self._mapping_sizes(evenly(mapped, MEASURED_ROWS))]))
 
+    def require_listable(
+        self, targets: Sequence[TableRows], refused: Callable[[Row, RowRefused], None]
+    ) -> None:
+        """Call `refused` for each source row with more target rows than a mapping row can list."""
+        if not self._stores_mapping or len(targets) == 1:
+            return
+        counts = Counter(id(source) for target in targets for source in target.sources)
+        many = {source for source, number in counts.items() if number > _ALWAYS_LISTABLE}
+        if not many:
+            return
+        rows, listed = dict[int, Row](), defaultdict[int, list[TargetKey]](list)
+        for number, target in enumerate(targets):
+            for row, source in zip(*target, strict=True):
+                if id(source) in many:
+                    rows[id(source)] = source
+                    listed[id(source)].append(target_key(number, row))
+        for source_id, row in rows.items():
+            try:
+                self._mapping_rows.require_fits(key_of(row), listed[source_id])
+            except RowRefused as error:
+                refused(row, error)
+
     def _mapping_sizes(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> Iterator[int]:
         """Yield the bytes of the forward and the reverse mapping row of each source row."""
         for row, target_rows in mapped:
@@ -221,6 +245,7 @@ class Survey:
     def _take(self, rows: Sequence[Row], part: int) -> None:
         [targets] = self.mapper.map_tables(rows, self._refusals.add)
         mapped = targets[0].sources
+        self.bytes.require_listable(targets, self._refusals.add)
         if self.mapper.migration.kinds:
             kinds = map(self.mapper.kind_of, rows)
             self.counts.kinds[part].update(kind.name for kind in kinds if kind is not None)

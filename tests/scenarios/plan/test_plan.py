@@ -158,6 +158,17 @@ async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTa
     assert plan.mapping.fills[0].rows == 100
 
 
+async def test_a_row_with_more_index_rows_than_a_mapping_row_lists_is_foretold(
+    memory: MemoryTableService,
+) -> None:
+    """The copy refused it, after tables were made and rows written."""
+    tags = ",".join(f"{number:x}" for number in range(1500))
+    await fill(memory, "Posts", [*posts(40), post("s" * 500, tags=tags), post("short", tags=tags)])
+    for row_check in (True, False):
+        plan = await plan_one(memory, subject(POSTS), exact=row_check)
+        assert [(one.code, one.rows) for one in plan.mapping.refused] == [("row-too-large", 1)]
+
+
 async def test_every_row_is_tried_however_few_are_looked_at_for_advice(memory: MemoryTableService) -> None:
     """Rows are looked at in steps from the first one on; the second and the last but one are not."""
     rows = posts(6_000)
