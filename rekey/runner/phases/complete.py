@@ -23,8 +23,8 @@ QUIET_AT = "quiet_at"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return why the migration cannot be completed: it is not cut over, or clients of it or of another part
-    of its source still use the old view."""
+    """Return why the migration cannot be completed: it is not cut over, or clients, of it or of others,
+    still write the source."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.CUTOVER)]
@@ -38,11 +38,12 @@ async def gate(run: Run) -> list[str]:
 
 
 async def _closed_by_clients(run: Run, now: ControlRow) -> list[str]:
-    """Return the clients, of this migration or of another part of its source, that still use the old view."""
+    """Return as reasons the clients that still use the old view, and those of other migrations that write the
+    source."""
     reasons: list[str] = []
     if now.phase is ControlPhase.CUTOVER:
         # What they write of this part would be over with the source.
-        reasons = await clients.closed_by_other_parts(run)
+        reasons = await clients.closed_by_others(run)
     seen = await clients.read_clients(run)
     old = [row for row in seen.live if row.view == "old"]
     if old and run.declared.migration.where is not None:
