@@ -3,11 +3,12 @@ written again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from rekey.backup.begun import names_in
 from rekey.core.concurrency import for_each
 from rekey.core.joint import joint_key, joint_name, prefix_of
 from rekey.core.safe_ids import SafeIds
@@ -116,6 +117,36 @@ async def erased_of(
 async def erased_in(table: Table, rows: MappingRows, recorded: frozenset[str]) -> ErasedRows:
     """Return the erased rows of a migration whose mapping is open; arguments and errors as of `erased_of`."""
     return _proved(rows, await _tombstones(table, rows), recorded)
+
+
+async def erased_from(
+    table: Table,
+    controls: Iterable[ControlRow],
+    places: Collection[tuple[str, str]],
+    *,
+    wrapping: Callable[[], WrappingKey],
+    recorded: Callable[[str], frozenset[str]],
+) -> list[tuple[str, ErasedRows]]:
+    """Return the erased rows of each migration that has a table as its source or as a target, for `Unerased`.
+
+    Args:
+        table: the mapping table.
+        controls: the migrations.
+        places: names of the table within an account, each with the account's endpoint.
+        wrapping: as of `erased_of`.
+        recorded: returns what `recorded_in` does for a migration, by its id.
+
+    Raises:
+        SealedUnreadable, Moved, SecretMissing, ServiceError: as `erased_of`.
+    """
+    erased = list[tuple[str, ErasedRows]]()
+    for control in controls:
+        names = {each for name, endpoint in places for each in names_in(control, name, endpoint)}
+        if names and (
+            rows := await erased_of(table, control, wrapping=wrapping, recorded=recorded(control.script_id))
+        ):
+            erased += [(name, rows) for name in sorted(names)]
+    return erased
 
 
 def _proved(rows: MappingRows, tombstones: Iterable[Row], recorded: frozenset[str]) -> ErasedRows:

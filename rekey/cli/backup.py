@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from rekey.backup.begun import control_rows, names_in, require_ended
-from rekey.backup.erased import ErasedRows, Unerased, erased_of, recorded_in
+from rekey.backup.begun import control_rows, require_ended
+from rekey.backup.erased import Unerased, erased_from, recorded_in
 from rekey.backup.export import export_table
 from rekey.backup.folder import Export, open_export
 from rekey.backup.manifest import NOT_A_SNAPSHOT
@@ -189,21 +189,17 @@ async def _unerased(on: Work, export: Export, table: str) -> Unerased:
     name, header = own_name(table), export.manifest.header
     controls = await control_rows(on.restricted.table(CONTROL_TABLE))
     require_ended(controls, name, account.endpoint)
-    erased: list[tuple[str, ErasedRows]] = []
-    for control in controls:
-        # The keys of the export are those of its table, wherever they are written to.
-        names = {
-            *names_in(control, name, account.endpoint),
-            *names_in(control, own_name(header.table), header.account),
-        }
-        rows = names and await erased_of(
+    # The keys of the export are those of its table, wherever they are written to.
+    places = (name, account.endpoint), (own_name(header.table), header.account)
+    return Unerased(
+        await erased_from(
             on.restricted.table(MAPPING_TABLE),
-            control,
+            controls,
+            places,
             wrapping=partial(open_wrapping, on.config),
-            recorded=_recorded(on.config, control.script_id),
+            recorded=partial(_recorded, on.config),
         )
-        erased += [(each, rows) for each in sorted(names) if rows]
-    return Unerased(erased)
+    )
 
 
 def _recorded(config: Config, script_id: str) -> frozenset[str]:

@@ -124,7 +124,7 @@ class ControlRow:
     # The capture of a migration of a part of its source, "" for a whole table. Clients of other parts find by
     # it that they do not know whose rows they write.
     part: str = field(default="", metadata=column("Part", may_be_absent=True))
-    # The source has rows of a retired part again, from the backup that it was retired with.
+    # The source has its rows again, or those of its part, from the backup that it was retired with.
     restored: bool = field(default=False, metadata=column("Restored", _FLAG, may_be_absent=True))
     # As read; "" for a row that was not read.
     etag: str = ""
@@ -467,7 +467,7 @@ class ControlStore:
         return await self._replace([row], [after])
 
     async def mark_restored(self) -> ControlRow:
-        """Record, before rows of a retired part are brought back, that its source has them: a new epoch of
+        """Record, before rows of a retired source are restored, that it has them: a new epoch of
         `retired`. Return the row afterwards, even if that was done before.
 
         Raises:

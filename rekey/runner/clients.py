@@ -218,38 +218,45 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
     return reasons
 
 
-async def closed_by_other_parts(run: Run) -> list[str]:
-    """Return a reason for each migration of another part of the source that has live clients of the old view
-    which do not follow this migration: they write rows of this part to the source alone."""
+async def closed_by_others(run: Run) -> list[str]:
+    """Return a reason for each other migration with live clients that write rows of this one to the source
+    alone: they move other parts of it, or write it as the new table that theirs has filled."""
     own = {declared.script_id for declared in run.beside}
+    filled = {declared.script_id for declared in run.builds_on}
     return [
         reason(
-            "other-part" if script_id in own else "other-part-elsewhere",
+            "filled-before"
+            if script_id in filled
+            else "other-part"
+            if script_id in own
+            else "other-part-elsewhere",
             script=script_id,
             own=run.script_id,
+            source=run.source.name,
             clients=named(clients.live, clients.now),
             longest=_over_in_s(clients.live, clients.now),
         )
-        for script_id, clients in (await _beside(run)).items()
+        for script_id, clients in (await _unfollowing(run)).items()
         if clients.live
     ]
 
 
-async def _beside(run: Run) -> dict[str, Clients]:
-    """Return the clients of the old view that do not follow this migration, by the ids of the migrations of
-    other parts of the source: those of the project, and those of others that have a control row."""
-    if run.declared.migration.where is None:
-        return {}
-    now = ticks_of(await run.restricted.server_time())
-    source, endpoint = run.declared.migration.source, run.config.tables.endpoint
-    others = {part.script_id for part in await run.control.parts() if part.is_of(source, endpoint)}
-    others |= {declared.script_id for declared in run.beside}
-    beside = {}
-    for script_id in sorted(others - {run.script_id}):
+async def _unfollowing(run: Run) -> dict[str, Clients]:
+    """Return the clients that write the source and do not follow this migration, by the ids of theirs: those
+    of other parts of it, of the project or with a control row, and those that have filled it."""
+    views = dict.fromkeys([declared.script_id for declared in run.builds_on], View.NEW)
+    now = ticks_of(await run.restricted.server_time()) if views or run.declared.migration.where else 0
+    if run.declared.migration.where is not None:
+        source, endpoint = run.declared.migration.source, run.config.tables.endpoint
+        others = {part.script_id for part in await run.control.parts() if part.is_of(source, endpoint)}
+        others |= {declared.script_id for declared in run.beside}
+        views |= dict.fromkeys(others - {run.script_id}, View.OLD)
+    clients = {}
+    for script_id, view in sorted(views.items()):
         rows = await Registry(run.restricted, script_id).list()
-        old = [row for row in rows if row.view == View.OLD and not row.follows(run.script_id)]
-        beside[script_id] = Clients(old, now)
-    return beside
+        unfollowing = [row for row in rows if row.view == view and not row.follows(run.script_id)]
+        clients[script_id] = Clients(unfollowing, now)
+    return clients
 
 
 async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
@@ -257,10 +264,10 @@ async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
     far had signed and that no intent announces; None: when no such write can arrive. `control`: those of the
     migration's clients that never acknowledged it have none."""
     own = await heard_of_until(run, control)
-    beside = {} if run.is_delta else await _beside(run)
+    others = {} if run.is_delta else await _unfollowing(run)
     given_up = [
         refused_at(row)
-        for clients in beside.values()
+        for clients in others.values()
         for row in clients.rows
         if is_over(row, clients.now) and refused_at(row) > clients.now
     ]

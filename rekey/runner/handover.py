@@ -45,7 +45,8 @@ async def _hand_over(run: Run) -> Counters:
         raise refusal("hand-over-in-phase", script=name, phase="nothing" if now is None else now.phase)
     if now.maintainer is None:
         raise refusal("nothing-to-hand-over", script=name)
-    if now.maintained:
+    is_repeated = not now.maintained
+    if not is_repeated:
         await clients.until_quiet(run)
         await clients.wait_for_present(run)
         reasons = handover_closed_by_verification(run, now)
@@ -59,7 +60,7 @@ async def _hand_over(run: Run) -> Counters:
     # Clients acknowledge, then the journal is drained: after that nothing of rekey writes an index row, and
     # nothing writes the source.
     followed = await clients.wait_for_clients(run, now)
-    counters = {"clients": followed, **await end_following(run)}
+    counters = {"clients": followed, **await end_following(run, now if is_repeated else None)}
     details = {"maintainer": Maintainer.APPLICATION, "at": now.handed_over_at, "counters": counters}
     run.state.audit(HANDED_OVER, name, details)
     return counters

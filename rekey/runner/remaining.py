@@ -44,6 +44,7 @@ NOT_MIGRATED = "rows_not_migrated"
 _KEYS = (PARTITION_KEY, ROW_KEY)
 # A row counts as missing after so many reads, a second apart: a write of it may be in flight.
 _ROUNDS = 4
+_REPAIR = "verify {} --mode full --repair --reason TEXT"
 _PAUSE_S = 1.0
 
 
@@ -477,10 +478,20 @@ async def require_rows(run: Run, authority: Table, replica: Table) -> None:
         return
     else:
         empty = authority.name
+    instead = f"rollback {run.declared.cli_selector} --to source --drop-targets --reason TEXT"
+    _require_reason(run, empty, replica, _REPAIR.format(run.script_id) if not run.is_delta else instead)
+
+
+async def require_main_rows(run: Run, index: Table) -> None:
+    """Refuse, without a reason, to delete all rows of an index table because the main target, of which they
+    are made once nothing follows the source, is empty. Raises Refused as `require_rows`."""
+    main = run.targets[0]
+    if index.name != main.name and await rows_up_to(main, 1) == 0 and await rows_up_to(index, MANY) == MANY:
+        _require_reason(run, main.name, index, _REPAIR.format(run.script_id))
+
+
+def _require_reason(run: Run, empty: str, replica: Table, instead: str) -> None:
     if not run.options.reason:
-        instead = f"rollback {run.declared.cli_selector} --to source --drop-targets --reason TEXT"
-        if not run.is_delta:
-            instead = f"verify {run.script_id} --mode full --repair --reason TEXT"
         raise refusal("authority-empty", authority=empty, replica=replica, instead=instead)
     details = {"empty": empty, "rows_of": replica.name, "reason": run.options.reason}
     run.state.audit("deletes-all", run.script_id, details)

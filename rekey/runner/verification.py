@@ -14,6 +14,7 @@ from typing import Any
 
 from rekey.copy.delta import fresh_second
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.joint import names_in
 from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
@@ -29,7 +30,8 @@ from rekey.runner.clients import InFlight, heard_of_until, read_clients, until_q
 from rekey.runner.hooks import HookEvent
 from rekey.runner.indexes import compare_indexes, index_context
 from rekey.runner.refusals import refusal
-from rekey.runner.remaining import require_rows
+from rekey.runner.remaining import require_main_rows, require_rows
+from rekey.runner.retired import retired_since
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredDigests, Verification
@@ -397,10 +399,23 @@ def compares_indexes(run: Run, control: ControlRow) -> bool:
 
 async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = None) -> FullReport:
     """Compare index rows with the main rows, `repair` those that differ stably, and record the result in the
-    audit log. Raises Refused when index rows are made of properties that main rows do not hold."""
+    audit log.
+
+    Raises:
+        Refused: index rows are made of properties that main rows do not hold; the main table was retired; or
+            a repair would delete all index rows because it is empty.
+    """
+    retired = await retired_since(run, run.declared)
+    for name in names_in(run.targets[0].name):
+        if later := retired.get(name.lower()):
+            # What stands under its name may be another table.
+            kept = ", ".join(run.declared.migration.index_labels)
+            raise refusal("indexes-of-retired", script=run.script_id, rows=kept, main=name, other=later)
     if lost := run.mapper.index_inputs_lost:
         kept = ", ".join(run.declared.migration.index_labels)
         raise refusal("indexes-not-comparable", script=run.script_id, rows=kept, lost=", ".join(lost))
+    for index in run.targets[1:] if repair else ():
+        await require_main_rows(run, index)
     with run.progress.task("compare index rows") as advance:
         reconcile_context = context(run, ControlPhase.CUTOVER, advance, keys=keys)
         report = await compare_indexes(

@@ -398,9 +398,15 @@ def handover_problem(
     """Return why the last full verification keeps the handover closed; "": it opens it. Arguments as of
     `verification_problem`; no client needs to have been registered."""
     problem = verification_problem(last, facts, now=now, gates=gates, control=control, writers_stopped=True)
-    if not problem and last is not None and last.number <= int(facts.get(COMPLETED_AFTER, 0)):
+    if problem or last is None:
+        return problem
+    # The state file has the number where its machine completed the migration; where another did, the times
+    # tell, by the clocks of two accounts.
+    completed_at = None if control is None else control.completed_at
+    is_older = completed_at is not None and ticks_of(last.started_at) < ticks_of(completed_at)
+    if is_older or last.number <= int(facts.get(COMPLETED_AFTER, 0)):
         return reason("not-verified-since-complete")
-    return problem
+    return ""
 
 
 def took_s(last: Verification) -> float:

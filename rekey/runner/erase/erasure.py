@@ -36,6 +36,7 @@ from rekey.runner.erase.targets import (
 )
 from rekey.runner.phases.retire import delete_unchanged, is_changed, quiet_at
 from rekey.runner.refusals import refusal
+from rekey.runner.restore_source import restored_until
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
@@ -164,8 +165,8 @@ def erase(
         raise refusal("erase-targets-too", script=script_id)
     run = session.resume(script_id)
 
-    async def find_all(now: ControlRow, queries: Sequence[Query], scope: Scope) -> Subjects:
-        subjects = await find(run, queries, reads_source=now.phase is not ControlPhase.RETIRED)
+    async def find_all(until: str | None, queries: Sequence[Query], scope: Scope) -> Subjects:
+        subjects = await find(run, queries, reads_source=until is not None)
         tables = await usable(run, to_write=scope.with_targets)
         searched = scope.searched and scope.with_targets
         target_rows = await find_rows(run, subjects.known, tables, searched=searched)
@@ -173,18 +174,18 @@ def erase(
         return replace(subjects, target_rows=target_rows, targets=dict(sorted(targets.items())))
 
     async def work() -> tuple[Subjects, Done]:
-        now = await require_complete(run)
+        until = await _deletable_until(run, await require_complete(run))
         # Recorded erasures that were cut off are finished first, by safe id.
         for event in erasures(run.state.audit_events(script_id)).open:
             recorded = event.details
             if recorded["kind"] == SUBJECTS:
                 scope = Scope(recorded["searched"], recorded.get("with_targets", False))
-                again = await find_all(now, [Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
+                again = await find_all(until, [Query(safe_id=row_id) for row_id in recorded["rows"]], scope)
                 # Of these nothing stands any more, except the tombstones that it wrote before it was cut off.
                 gone = () if run.mapping.is_stored else sorted({*recorded["rows"]} - {*again.known})
-                await _carry_out(run, now, again, scope, event.seq, gone)
+                await _carry_out(run, until, again, scope, event.seq, gone)
                 note(run.progress, "erasure-finished", {"day": event.at[:10]})
-        subjects = await find_all(now, request.queries, request.scope)
+        subjects = await find_all(until, request.queries, request.scope)
         refuse(subjects.keys)
         tell(subjects.targets)
         # Source rows by safe id and none of their target rows: the record must not link again what is erased.
@@ -199,11 +200,17 @@ def erase(
             "reason": request.reason,
         }
         begun = run.state.audit(ERASURE_BEGUN, script_id, details)
-        return subjects, await _carry_out(run, now, subjects, request.scope, begun.seq)
+        return subjects, await _carry_out(run, until, subjects, request.scope, begun.seq)
 
     erased = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
     return erased
+
+
+async def _deletable_until(run: Run, now: ControlRow) -> str | None:
+    """Return the time before which the rows of the source were written that may be deleted, as `retire` does;
+    None: once the source is retired its name may be another table's, and it is not read."""
+    return await restored_until(run, now) if now.phase is ControlPhase.RETIRED else quiet_at(run, now)
 
 
 async def find(run: Run, queries: Sequence[Query], *, reads_source: bool) -> Subjects:
@@ -311,32 +318,31 @@ async def _removed_only(
 
 
 async def _carry_out(
-    run: Run, now: ControlRow, subjects: Subjects, scope: Scope, begun: int, gone: Sequence[str] = ()
+    run: Run, until: str | None, subjects: Subjects, scope: Scope, begun: int, gone: Sequence[str] = ()
 ) -> Done:
-    """Erase the subjects, then record the end of the erasure that event number `begun` began. `gone`: safe
-    ids of subjects of which nothing stands any more."""
+    """Erase the subjects, then record the end of the erasure that event number `begun` began. `until`: as
+    `_deletable_until` returns it; `gone`: safe ids of subjects of which nothing stands any more."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
     copies: list[tuple[Kept, Removed]] = []
-    if scope.searched and subjects.known:
-        if run.mapping.is_stored:
+    if subjects.known:
+        if scope.searched and run.mapping.is_stored:
             unlisted = await _search(run, frozenset(subjects.known.values()), done)
         copies = await _removed_rows(removed, done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
         row_id, source = subject
-        # The source row first, on the same condition as `retire`. Once the source is retired its name may be
-        # another table's: it is not read.
+        # The source row first, on the same condition as `retire`.
         became: Literal["deleted", "gone", "changed"] = "gone"
-        if now.phase is not ControlPhase.RETIRED:
+        if until is not None:
             with suppress(errors.TableMissing, errors.TableBeingDeleted):
                 row = await run.source.get(source)
                 if row is not None:
-                    if not run.mapping.is_stored and not is_changed(row, quiet_at(run, now)):
+                    if not run.mapping.is_stored and not is_changed(row, until):
                         await _bury_computed(run, source, done)
-                    became = await delete_unchanged(run, row, quiet_at(run, now))
+                    became = await delete_unchanged(run, row, until)
         if became == "changed":
             done.changed.append(row_id)
             return

@@ -13,7 +13,7 @@ from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import (
-    closed_by_other_parts,
+    closed_by_others,
     settle_again,
     unannounced_until,
     until_quiet,
@@ -33,11 +33,11 @@ BUSIEST = "busiest"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return as a reason the clients of other parts of the source that do not follow this one; none in
-    capture "delta"."""
+    """Return as reasons the clients that write the source and do not follow this migration; none in capture
+    "delta"."""
     # One that registered between the gate of `dual_write` and the move may not know of the part while it
     # trusts its lease. What it wrote before it ended is copied; one that registers later knows.
-    return [] if run.is_delta else await closed_by_other_parts(run)
+    return [] if run.is_delta else await closed_by_others(run)
 
 
 async def run(run: Run) -> Counters:

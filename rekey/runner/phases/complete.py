@@ -4,10 +4,13 @@ index tables or secondary rows in capture "dual-write", clients go on as in `cut
 
 from __future__ import annotations
 
+from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import fresh_second
+from rekey.core.clock import later, ticks_of
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
-from rekey.protocol.control import ControlRow, Maintainer
+from rekey.protocol.control import ControlRow
+from rekey.protocol.registry import SAFETY_S
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
@@ -23,8 +26,8 @@ QUIET_AT = "quiet_at"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return why the migration cannot be completed: it is not cut over, or clients of it or of another part
-    of its source still use the old view."""
+    """Return why the migration cannot be completed: it is not cut over, or clients, of it or of others,
+    still write the source."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.CUTOVER)]
@@ -38,11 +41,12 @@ async def gate(run: Run) -> list[str]:
 
 
 async def _closed_by_clients(run: Run, now: ControlRow) -> list[str]:
-    """Return the clients, of this migration or of another part of its source, that still use the old view."""
+    """Return as reasons the clients that still use the old view, and those of other migrations that write the
+    source."""
     reasons: list[str] = []
     if now.phase is ControlPhase.CUTOVER:
         # What they write of this part would be over with the source.
-        reasons = await clients.closed_by_other_parts(run)
+        reasons = await clients.closed_by_others(run)
     seen = await clients.read_clients(run)
     old = [row for row in seen.live if row.view == "old"]
     if old and run.declared.migration.where is not None:
@@ -78,17 +82,30 @@ async def run(run: Run) -> Counters:
     return counters
 
 
-async def end_following(run: Run) -> Counters:
+async def end_following(run: Run, cut_off: ControlRow | None = None) -> Counters:
     """Settle what was announced while replicas followed, once every client has acknowledged that nothing
-    follows any more; record since when the source is not written, with which `retire` compares rows."""
+    follows any more; record since when the source is not written, with which `retire` compares rows.
+    `cut_off`: the control row, where an earlier run moved it and was cut off, or its state file is lost."""
     if run.is_delta:
         return {}
     counters = {"intents_settled": await _drain(run) if run.declared.migration.reverse else 0}
     # The remaining intents are settled and kept, or (without `reverse`) the source does not follow.
     await run.journal.clear()
     await clients.forget_ended(run)
-    run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
+    quiet_at = await fresh_second(run.source_time, run.clock)
+    if cut_off is not None:
+        # A row that somebody has written in the meantime must not count as older.
+        quiet_at = min(quiet_at, quiet_by(cut_off), key=ticks_of)
+    run.state.set_fact(run.script_id, QUIET_AT, quiet_at)
     return counters
+
+
+def quiet_by(now: ControlRow) -> str:
+    """Return the time from which on no client writes to the source, by the control row alone."""
+    # Every client has acknowledged by now; none could take longer than this.
+    settings = LeaseSettings()
+    longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
+    return later(now.ended_at or now.updated_at, longest)
 
 
 async def _settle_before(run: Run) -> None:
@@ -121,11 +138,15 @@ async def undo(_run: Run) -> None:
 
 
 async def again(run: Run) -> int:
-    """Settle the remaining intents; without `reverse` no replica follows, and they are removed."""
+    """Settle the remaining intents; without `reverse` no replica follows, and they are removed. End what an
+    earlier run began that was cut off after the move, or a handover."""
     now = await run.control.read()
-    ended = run.state.get_fact(run.script_id, QUIET_AT) is not None
-    if now is not None and now.maintainer is Maintainer.APPLICATION and not ended:
-        return (await end_following(run)).get("intents_settled", 0)  # a handover was cut off
+    ended = run.is_delta or run.state.get_fact(run.script_id, QUIET_AT) is not None
+    if now is not None and not now.maintained and not ended:
+        await clients.until_quiet(run)
+        # Until each has acknowledged, an intent of its may announce a write that replicas follow.
+        await clients.wait_for_present(run)
+        return (await end_following(run, now)).get("intents_settled", 0)
     if run.declared.migration.reverse:
         return await clients.settle_again(run, side=TARGET)
     if not run.is_delta:

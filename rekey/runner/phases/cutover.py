@@ -25,7 +25,7 @@ from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner.clients import (
     Deadline,
     closed_by_clients,
-    closed_by_other_parts,
+    closed_by_others,
     drain,
     open_s,
     quiet_in_s,
@@ -93,7 +93,7 @@ async def gate(run: Run) -> list[str]:
         reasons += [] if run.options.writers_stopped else [reason("writers-not-stopped")]
         reasons += await _closed_by_a_long_stop(run)
     if not run.is_delta:
-        reasons += await closed_by_clients(run, now) + await closed_by_other_parts(run)
+        reasons += await closed_by_clients(run, now) + await closed_by_others(run)
         reasons = reasons or await closed_by_emptied(run)  # capture "delta" compares everything in the freeze
     return reasons or await closed_by_mapping(run)
 

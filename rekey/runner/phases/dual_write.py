@@ -6,7 +6,7 @@ from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import (
-    closed_by_other_parts,
+    closed_by_others,
     forget_ended,
     move,
     read_clients,
@@ -23,7 +23,7 @@ async def gate(run: Run) -> list[str]:
     """Return as a reason the clients that would refuse to write from here on; none in capture "delta"."""
     if run.is_delta:
         return []
-    return [*(await read_clients(run)).closed_by_refusing(), *await closed_by_other_parts(run)]
+    return [*(await read_clients(run)).closed_by_refusing(), *await closed_by_others(run)]
 
 
 async def run(run: Run) -> Counters:

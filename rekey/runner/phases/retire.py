@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import written_since
 from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
@@ -17,11 +16,10 @@ from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
 from rekey.present.text import counted
 from rekey.protocol.control import ControlRow
-from rekey.protocol.registry import SAFETY_S
 from rekey.runner.backup import backup_folder
 from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.backfill import estimated_rows
-from rekey.runner.phases.complete import QUIET_AT
+from rekey.runner.phases.complete import QUIET_AT, quiet_by
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import frozen_at
 from rekey.runner.probe_tables import require_two_accounts
@@ -121,12 +119,7 @@ def quiet_at(run: Run, now: ControlRow) -> str:
         # Where the state file does not know it, the beginning of the freeze: earlier, so fewer rows are
         # deleted.
         return frozen_at(run, now) or now.stopped_at or now.updated_at
-    kept = run.state.get_fact(run.script_id, QUIET_AT)
-    # A run that was cut off stored none. Every client has acknowledged by now; none could take longer than
-    # this.
-    settings = LeaseSettings()
-    longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
-    return kept or later(now.ended_at or now.updated_at, longest)
+    return run.state.get_fact(run.script_id, QUIET_AT) or quiet_by(now)  # a run that was cut off stored none
 
 
 def is_changed(row: Row, moment: str) -> bool:

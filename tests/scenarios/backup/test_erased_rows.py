@@ -11,6 +11,7 @@ import pytest
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.state.store import State
 from tests.asserts.command_line import Commands, CommandsOn
+from tests.scenarios.runner.test_chain import SECOND, go_on, next_of
 from tests.worlds.backups import contents
 from tests.worlds.dropping import SCRIPT as TICKETS
 from tests.worlds.dropping import STOCK
@@ -25,7 +26,21 @@ from tests.worlds.erasure import (
     tombstones,
 )
 from tests.worlds.evidence import prove
+from tests.worlds.kills import killed
 from tests.worlds.projects import INVERTED_SCRIPT, POSTS_SCRIPT, USERS_SCRIPT, project_of
+
+MEMBERS = """\
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="Members",
+    target=Target(
+        "Users", partition_key=keys.keep(), row_key=keys.keep(), properties=[props.drop("Ssn")]
+    ),
+    capture="delta", reverse=False,
+    waive={"personal-data": "made-up addresses"},
+)
+"""
 
 
 def backup(rekey: Commands, table: str) -> str:
@@ -99,7 +114,8 @@ def test_a_tombstone_that_rekey_did_not_write_keeps_no_row_out(lives: Lives) -> 
     rekey("erase", *by_old(subject(rekey)), *WHY)
     mapping = rekey.project.restricted.table(MAPPING_TABLE)
     [(key, stone)] = tombstones(rekey.project, "f").items()
-    asyncio.run(mapping.upsert({**stone, "PartitionKey": key.partition, "RowKey": key.row[:-1] + "0"}))
+    other = key.row[:-1] + ("1" if key.row.endswith("0") else "0")
+    asyncio.run(mapping.upsert({**stone, "PartitionKey": key.partition, "RowKey": other}))
     assert "that is not by rekey" in rekey("import", folder, "Users", code=1).err
 
 
@@ -133,10 +149,95 @@ def test_a_row_that_no_kind_takes_stays_erased(tmp_path: Path, commands_on: Comm
     assert contents(rekey.project, "Tickets") == left
 
 
-def retire(rekey: Commands, folder: str) -> None:
+def restored(rekey: Commands) -> str:
+    """Retire the source, and restore it; return the folder of the backup."""
+    folder = backup(rekey, "Users")
+    retire(rekey, folder)
+    rekey("restore", folder)
+    rekey.project.clock.advance(60)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "script", [USERS_SCRIPT, PLAIN_USERS, INVERTED_SCRIPT], ids=["sealed", "plain", "none"]
+)
+def test_a_row_of_a_restored_source_is_erased(lives: Lives, script: str) -> None:
+    rekey = lives.completed(script)
+    restored(rekey)
+    said = rekey("erase", *by_old(subject(rekey)), "--with-targets", *WHY, "--json").json
+    assert (said["source_rows"], said["source_rows_gone"]) == (1, 0)
+    left = contents(rekey.project, "Users")
+    assert len(left) == 11 and subject(rekey)["RowKey"] not in json.dumps(left)
+
+
+def test_a_row_of_no_kind_of_a_restored_source_is_erased(tmp_path: Path, commands_on: CommandsOn) -> None:
+    rekey = commands_on(project_of(tmp_path / "project", TICKETS, STOCK, name="0001_tickets.py"))
+    draft = next(row for row in STOCK if row["Status"] == "draft")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", "0001_tickets")
+    rekey.project.clock.advance(60)
+    folder = backup(rekey, "Tickets")
+    retire(rekey, folder, "Tickets")
+    rekey("restore", folder)
+    rekey("erase", *by_old(draft), *WHY)
+    assert draft["RowKey"] not in {row["RowKey"] for row in contents(rekey.project, "Tickets")}
+
+
+def test_a_restored_row_that_somebody_wrote_since_is_left_and_reported(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    restored(rekey)
+    asyncio.run(rekey.project.tables.table("Users").upsert({**subject(rekey), "Nm": "in use again"}))
+    said = rekey("erase", *by_old(subject(rekey)), *WHY, code=1)
+    assert "source rows were written although the source was to be quiet" in said.err
+    assert "in use again" in json.dumps(contents(rekey.project, "Users")) and not tombstones(rekey.project)
+
+
+def test_a_row_of_a_restoration_that_was_cut_off_is_not_taken_for_gone(lives: Lives) -> None:
+    """When its last row was written is not known."""
+    rekey = lives.completed(PLAIN_USERS)
+    folder = backup(rekey, "Users")
+    retire(rekey, folder)
+    with killed(rekey.project, at=2, when=lambda call: call.writes and call.table == "Users"):
+        rekey("restore", folder)
+    assert subject(rekey)["RowKey"] in json.dumps(contents(rekey.project, "Users"))
+    rekey("erase", *by_old(subject(rekey)), *WHY, code=1)
+    assert not tombstones(rekey.project)
+    rekey("restore", folder)
+    rekey.project.clock.advance(60)
+    rekey("erase", *by_old(subject(rekey)), *WHY)
+    assert subject(rekey)["RowKey"] not in json.dumps(contents(rekey.project, "Users"))
+
+
+def test_a_table_that_another_migration_fills_since_it_was_restored_is_not_touched(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    restored(rekey)
+    project = rekey.project
+    asyncio.run(project.tables.delete_table("Users"))
+    project.clock.advance(60)
+    asyncio.run(project.fill("Members", [subject(rekey)]))
+    project.script(MEMBERS, "0002_members.py")
+    rekey("apply", "0002", "--to", "complete", "--writers-stopped", "--yes", "0002_members")
+    project.clock.advance(60)
+    rekey("erase", SCRIPT, *by_old(subject(rekey)), *WHY)
+    assert len(contents(project, "Users")) == 1
+
+
+def test_a_restored_source_lacks_who_was_erased_from_the_migration_that_filled_it(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    go_on(rekey, SECOND, next_of(2))
+    rekey.project.clock.advance(60)
+    folder = backup(rekey, "UsersV2")
+    rekey("erase", SCRIPT, *by_old(subject(rekey)), "--with-targets", *WHY)
+    left = contents(rekey.project, "UsersV2")
+    retire(rekey, folder, "UsersV2", SECOND)
+    said = rekey("restore", folder, SECOND, "--json").json
+    assert (said["inserted"], said["erased"]) == (11, 1)
+    assert contents(rekey.project, "UsersV2") == left
+
+
+def retire(rekey: Commands, folder: str, source: str = "Users", script_id: str = "") -> None:
     with rekey.project.session() as session:
-        [declared] = session.scripts.values()
+        declared = session.scripts[script_id or next(iter(session.scripts))]
         prove(session.config, declared, session.state)
     rekey.project.clock.advance(60)
-    rekey("retire", "--table", "Users", "--backup", folder)
+    rekey("retire", declared.script_id, "--table", source, "--backup", folder)
     rekey.project.clock.advance(60)

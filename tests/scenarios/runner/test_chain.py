@@ -9,11 +9,13 @@ import pytest
 
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import key_of
+from rekey.runner.remaining import MANY
 from rekey.state.store import State
 from tests.asserts.command_line import Commands
 from tests.fakes.faults import Call
 from tests.worlds.erasure import PLAIN_USERS, SCRIPT, WHY, Lives, by_old, rows_of
 from tests.worlds.evidence import prove
+from tests.worlds.projects import POSTS_SCRIPT, USERS_SCRIPT
 
 SECOND, THIRD = "0002_again", "0003_once_more"
 RETIRED = ("--no-backup", "a test")
@@ -100,6 +102,40 @@ def test_retire_asks_once_what_became_of_its_tables(chain: Commands) -> None:
     prove_and_retire(chain, SCRIPT)
     # As a later one of the first table, and as the one whose own table was retired.
     assert (reads.count(SECOND), reads.count(THIRD)) == (2, 1)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "another table"])
+def test_index_rows_are_not_compared_with_what_stands_in_place_of_a_retired_table(
+    lives: Lives, again: bool
+) -> None:
+    rekey = lives.completed(POSTS_SCRIPT)
+    second = USERS_SCRIPT.replace("UsersV2", "PostsV3").replace('"Users"', '"PostsV2"')
+    go_on(rekey, SECOND, second)
+    prove_and_retire(rekey, SECOND)
+    rekey.project.clock.advance(120)
+    if again:
+        asyncio.run(rekey.project.fill("PostsV2", []))
+    index_rows = rekey.project.rows("PostsByTag")
+    assert index_rows
+    for repair in ((), ("--repair",)):
+        said = rekey("verify", SCRIPT, "--mode", "full", *repair, code=3)
+        assert f"{SECOND} has moved the rows of PostsV2 on" in " ".join(said.err.split())
+    assert rekey.project.rows("PostsByTag") == index_rows
+
+
+def test_a_repair_keeps_index_rows_when_the_main_table_was_emptied(lives: Lives) -> None:
+    """Somebody deleted it, and made it again: it looks as if the application had deleted every row."""
+    rekey = lives.completed(POSTS_SCRIPT)
+    tables, index_rows = rekey.project.tables, rekey.project.rows("PostsByTag")
+    assert len(index_rows) >= MANY
+    asyncio.run(tables.delete_table("PostsV2"))
+    rekey.project.clock.advance(120)
+    asyncio.run(tables.create_table("PostsV2"))
+    said = rekey("verify", "--mode", "full", "--repair", code=3)
+    assert "PostsV2 is empty, and PostsByTag is not" in " ".join(said.err.split())
+    assert rekey.project.rows("PostsByTag") == index_rows
+    rekey("verify", "--mode", "full", "--repair", "--reason", "all posts were deleted", code=1)
+    assert rekey.project.rows("PostsByTag") == []
 
 
 def test_a_table_that_was_retired_before_it_was_filled_is_the_one_that_holds_the_rows(lives: Lives) -> None:

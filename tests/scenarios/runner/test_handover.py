@@ -385,6 +385,22 @@ def test_the_handover_asks_for_a_full_verification_since_complete(posts: Company
     handed_over(posts)
 
 
+def test_a_verification_of_before_complete_does_not_count_where_another_machine_completed(
+    posts: Company,
+) -> None:
+    client, state = posts.client(View.NEW), posts.project.config.state
+    posts.live(3)
+    assert not posts.verify().findings
+    before = state.read_bytes()
+    posts.apply(Phase.COMPLETE)
+    state.write_bytes(before)
+    with pytest.raises(GateClosed, match="nothing has been verified in full since `complete`"):
+        handed_over(posts)
+    posts.hand_over()
+    assert posts.control.maintainer is Maintainer.APPLICATION
+    posts.do(client.close())
+
+
 def test_retire_and_erasing_wait_for_the_handover_and_say_who_maintains_what(posts: Company) -> None:
     config = posts.project.folder / "rekey.toml"
     config.write_text(config.read_text("utf-8").replace('retention = "0s"', 'retention = "5m"', 1), "utf-8")

@@ -414,7 +414,8 @@ def test_while_another_migration_follows_the_table_it_is_refused(users: Commands
     assert stray(users) is None and len(kept(users.project)) == 1
 
 
-def test_erasing_a_person_takes_the_removed_rows_of_theirs(lives: Lives) -> None:
+@pytest.mark.parametrize("listed", [(), ("--listed-only",)], ids=["searched", "listed only"])
+def test_erasing_a_person_takes_the_removed_rows_of_theirs(lives: Lives, listed: tuple[str, ...]) -> None:
     """Those under keys of theirs, and index rows that point to them; what nobody can identify stays."""
     posts = lasting(lives.begun(POSTS_SCRIPT))
     main = next(row for row in posts.project.rows("PostsV2") if row["RowKey"] == "somebody-00")
@@ -425,7 +426,7 @@ def test_erasing_a_person_takes_the_removed_rows_of_theirs(lives: Lives) -> None
     posts("verify")
     complete(posts)
     assert len(kept(posts.project)) == 2
-    said = posts("erase", *by_old(subject(posts)), *WHY, "--json").json
+    said = posts("erase", *by_old(subject(posts)), *WHY, *listed, "--json").json
     assert said["removed_rows"] == 1
     assert len(kept(posts.project)) == 1
 
