@@ -178,7 +178,7 @@ class PartsWorld(FollowingWorld):
             if await backfill.gate(run):
                 return
             await self._copy(tenant)
-            if await clients.closed_by_other_parts(run):
+            if await clients.closed_by_others(run):
                 return
             await cutover.switch_over(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
 
@@ -208,6 +208,8 @@ class PartsWorld(FollowingWorld):
         run = SimpleNamespace(
             script_id=script_id,
             declared=SimpleNamespace(cli_selector=script_id, migration=DECLARED[tenant].migration),
+            source=self.store.table(SOURCE),
+            builds_on=(),
             beside=[declared for other, declared in DECLARED.items() if other != tenant],
             group=(),
             is_delta=False,
@@ -289,9 +291,9 @@ def gates_ask_no_clients_of_other_parts() -> Iterator[None]:
         return []
 
     with (
-        mock.patch.object(clients, "closed_by_other_parts", none),
-        mock.patch.object(dual_write, "closed_by_other_parts", none),
-        mock.patch.object(backfill, "closed_by_other_parts", none),
+        mock.patch.object(clients, "closed_by_others", none),
+        mock.patch.object(dual_write, "closed_by_others", none),
+        mock.patch.object(backfill, "closed_by_others", none),
     ):
         yield
 
