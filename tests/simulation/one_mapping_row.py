@@ -20,6 +20,7 @@ from rekey.mapping.rows import Forward, MappingRows, Owner, TargetKey, targets_o
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, key_of
 from rekey.protocol.propagate import Propagator
+from rekey.protocol.reverse import ReversePropagator
 from rekey.tables.base import Table
 from tests.simulation.dual_small import DualWorld
 from tests.simulation.small import SmallWorld
@@ -105,11 +106,17 @@ def forward_only() -> Iterator[None]:
 
 @contextmanager
 def older_sweeper() -> Iterator[None]:
-    """Let a version sweep the journal that knows both mapping rows."""
+    """Let a version sweep the journal that knows both mapping rows, and writes none again that is gone."""
     swept = DualWorld.sweep
 
+    async def lists_nothing(_self: ReversePropagator, _source_key: EntityKey) -> bool:
+        return False
+
     async def sweep_by_both(self: DualWorld) -> Any:
-        with mock.patch.object(self, "mapping", MappingStore(self.mapping.table, self.mapping.rows)):
+        with (
+            mock.patch.object(self, "mapping", MappingStore(self.mapping.table, self.mapping.rows)),
+            mock.patch.object(ReversePropagator, "_lists", lists_nothing),
+        ):
             return await swept(self)
 
     with mock.patch.object(DualWorld, "sweep", sweep_by_both):

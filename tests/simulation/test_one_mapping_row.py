@@ -61,8 +61,8 @@ def test_without_forward_rows_nothing_is_lost_where_keys_alone_say_them(
 
 
 def test_a_version_that_knows_both_rows_loses_writes_beside_one_that_writes_claims_alone() -> None:
-    """It takes a key without a forward row for one that was never copied, and leaves its source row as it
-    is: so which rows are written would have to be recorded where older versions refuse it."""
+    """Up to 0.2 it takes a key without a forward row for one that was never copied, and leaves its source row
+    as it is: so which rows are written would have to be recorded where older versions refuse it."""
     name = "users, cutover: new replace"
     with one_mapping_row.reverse_only():
         assert not dual(name, CRASH).loss
