@@ -278,7 +278,11 @@ def _apply_group(
 
 
 def _confirm(
-    shell: Shell, project: Project, completed: Sequence[Declared] | None, yes: Sequence[str], group: str | None
+    shell: Shell,
+    project: Project,
+    completed: Sequence[Declared] | None,
+    yes: Sequence[str],
+    group: str | None,
 ) -> None:
     """Require the typed name of every migration whose rollback is about to end, or of their group.
     `completed`: None without `--to complete`. Raises click.UsageError, ConfigurationError."""
