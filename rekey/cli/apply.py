@@ -210,7 +210,7 @@ def apply(
         raise click.UsageError(f"--follow follows one migration that has no group: {then}")
     if follow:
         _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
-    _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes, group)
+    _confirm(shell, project, chosen if goal is Phase.COMPLETE else None, yes, group)
     results: list[_Result] = []
     options = Options(
         writers_stopped=writers_stopped,
@@ -278,18 +278,24 @@ def _apply_group(
 
 
 def _confirm(
-    shell: Shell, project: Project, completed: Sequence[Declared], yes: Sequence[str], group: str | None
+    shell: Shell,
+    project: Project,
+    completed: Sequence[Declared] | None,
+    yes: Sequence[str],
+    group: str | None,
 ) -> None:
-    """Require the typed name of every migration whose rollback is about to end, or of their group. Raises
-    click.UsageError, ConfigurationError."""
-    names = [group] if group and completed else [declared.script_id for declared in completed]
-    if strange := [name for name in yes if name not in names]:
+    """Require the typed name of every migration whose rollback is about to end, or of their group.
+    `completed`: None without `--to complete`. Raises click.UsageError, ConfigurationError."""
+    ending = completed or ()
+    names = [group] if group and ending else [declared.script_id for declared in ending]
+    applied = {} if completed is None else project.applied()
+    ended = [script_id for script_id, phases in applied.items() if Phase.COMPLETE in phases]
+    # The same command again, after its answer was lost, names what is complete by now.
+    if strange := [name for name in yes if name not in (*names, *ended)]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
         raise click.UsageError(f"--yes {strange[0]}: {meant}")
-    applied = project.applied() if names else {}
-    ended = [script.script_id for script in completed if Phase.COMPLETE in applied[script.script_id]]
     for name in names:
-        if name in yes or name in ended or len(ended) == len(completed):
+        if name in yes or name in ended or all(script.script_id in ended for script in ending):
             continue
         meant = f"--group {group}" if group else name
         if not shell.is_terminal:

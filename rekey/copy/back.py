@@ -14,7 +14,7 @@ from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.effects import apply_for_etags
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator
-from rekey.protocol.replicas import SOURCE_TABLE, difference, source_place, stands_for
+from rekey.protocol.replicas import SOURCE_TABLE, copies_timestamp, difference, source_place, stands_for
 from rekey.protocol.reverse import ReversePropagator
 from rekey.tables.base import Verb
 from rekey.tables.bulk import read_keys
@@ -45,8 +45,8 @@ class BackPropagator:
             raise refused.for_row(self._reverse.target_id(key_of(target_row))) from None
 
     async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
-        """Return those main target rows that differ from what the source rows map to. `limit`: partitions of
-        the source that are compared at a time."""
+        """Return those main target rows that differ from what the source rows map to, also in a copy of the
+        source's Timestamp alone. `limit`: partitions of the source that are compared at a time."""
         # Source rows are read in bulk under the old keys that the target rows name. The comparison shows
         # whether such a key is right, so the mapping need not be read.
         differing: list[Row] = []
@@ -64,7 +64,8 @@ class BackPropagator:
             source_rows = await read_keys(self.source, list(rows))
             for source_key, row in rows.items():
                 source_row = source_rows.get(source_key)
-                if source_row is None or not stands_for(self.mapper, source_row, row):
+                is_same = source_row is not None and stands_for(self.mapper, source_row, row)
+                if source_row is None or not is_same or not copies_timestamp(self.mapper, source_row, row):
                     differing.append(row)
 
         await for_each(partitions.values(), compare, limit=limit)

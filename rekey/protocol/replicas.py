@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from rekey.core.edm import canonical_content
+from rekey.core.edm import canonical, canonical_content
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.old_references import NOTHING_LOOKED_UP, OldValues
 from rekey.declaration.targets import MAIN_ROW_KEY
@@ -211,6 +211,18 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
     if names := {name for name, *_ in set(now) ^ set(then) if name not in timed}:
         return f"rollback would lose or change these properties: {', '.join(sorted(names))}"
     return None
+
+
+def copies_timestamp(mapper: Mapper, source_row: Row, target_row: Row) -> bool:
+    """Tell whether a main target row holds the Timestamp of the source row that it stands for, wherever the
+    declaration copies it."""
+    timed = mapper.timestamp_copies[0]
+    if not timed:
+        return True
+    mapped = mapper.map(source_row)[0].row
+    return all(
+        name in target_row and canonical(target_row, name) == canonical(mapped, name) for name in timed
+    )
 
 
 def stands_for(mapper: Mapper, source_row: Row, target_row: Row) -> bool:

@@ -65,6 +65,17 @@ def restore_source(session: Session, script_id: str, export: Export) -> tuple[Im
     require_ended(filter(is_other, controls), own_name(source.name), endpoint)
     if run.state.get_fact(script_id, RESTORING) != backup:
         if session.do(rows_up_to(source, 1)):
+            # A run that was killed at its very end is repeated.
+            restored = run.state.audit_events(script_id, event=RESTORED)
+            if restored and restored[-1].details["backup"]["export"] == backup:
+                moment = restored[-1].at
+                raise refusal(
+                    "restored-already",
+                    source=source,
+                    script=script_id,
+                    restored_at=moment,
+                    folder=export.folder,
+                )
             raise refusal("source-holds-rows", source=source, folder=export.folder)
         run.state.set_fact(script_id, RESTORING, backup)
     session.do(_mark_restored(run))

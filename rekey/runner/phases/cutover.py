@@ -367,6 +367,8 @@ async def undo(run: Run) -> Counters | None:
     await switch_over(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
     for member in run.run_group:
         member.switchover = {}
+        with of_member(member):
+            await _follow_timestamps(member, now)
     return None
 
 
@@ -439,9 +441,10 @@ async def _copy_changes(run: Run, now: ControlRow, record: Callable[[], None]) -
 
     async def settle(what: str, source_key: EntityKey) -> None:
         record()
-        if await back.propagate(source_key):
-            counters[what] += 1
-            # The index tables follow the source again.
+        written = await back.propagate(source_key)
+        counters[what] += written
+        # The index tables follow the source again, and so do copies of its Timestamp.
+        if written or any(run.mapper.timestamp_copies):
             await run.propagator.propagate(source_key)
 
     async def bring(row: Row) -> None:
@@ -565,6 +568,25 @@ async def _each_changed(
         async for page in run.targets[0].scan(modified_from=since):
             run.check()
             await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
+            advance(len(page.rows))
+
+
+async def _follow_timestamps(run: Run, now: ControlRow) -> None:
+    """Bring copies of the source's Timestamp up to date, which the service set anew whenever the source
+    followed the target. `now`: the control row before the rollback."""
+    if not any(run.mapper.timestamp_copies):
+        return
+    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
+    since = earlier(now.cutover_at or now.updated_at, run.config.gates.margin_s)
+
+    async def follow(row: Row) -> None:
+        with suppress(Findings):  # a verification reports it
+            await run.propagator.propagate(await back.owner_of(row))
+
+    with run.progress.task("follow timestamps") as advance:
+        async for page in run.targets[0].scan(modified_from=since):
+            run.check()
+            await for_each(page.rows, follow, limit=limit)
             advance(len(page.rows))
 
 

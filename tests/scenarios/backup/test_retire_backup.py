@@ -194,6 +194,15 @@ def test_a_restoration_that_was_cut_off_is_continued(complete: Commands) -> None
     assert contents(complete.project, "Users") == before
 
 
+def test_a_restoration_that_is_done_says_so_when_it_is_repeated(complete: Commands) -> None:
+    folder = backup(complete)
+    retired(complete, folder)
+    complete("restore", folder)
+    said = complete("restore", folder, code=3).err
+    assert "Users holds rows already: 0001_users was restored from this backup" in said
+    assert "Next: there is nothing left to do" in said
+
+
 def test_rows_that_somebody_wrote_since_keep_it_from_being_restored(complete: Commands) -> None:
     folder = backup(complete)
     retired(complete, folder)

@@ -322,6 +322,14 @@ def test_without_script_a_chained_migration_waits_and_is_told(rekey: Commands, p
     assert row["PartitionKey"] == "all"
 
 
+def test_complete_that_is_done_already_can_be_repeated_without_naming_the_script(rekey: Commands) -> None:
+    words = "apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT
+    rekey(*words)
+    assert rekey(*words).out == rekey("apply").out
+    said = rekey("apply", "--yes", SCRIPT, code=2)
+    assert f"--yes {SCRIPT}: it goes with --to complete" in said.err
+
+
 def test_a_project_without_scripts_says_how_to_make_one(rekey: Commands, project: Project) -> None:
     (project.folder / "migrations" / "0001_users.py").unlink()
     said = rekey("plan", code=2)
