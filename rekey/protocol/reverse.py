@@ -55,7 +55,7 @@ class ReversePropagator(Propagator):
             return None
         rows = await self.read(sorted(target for target in forward.targets if target.table == 0))
         # A claim comes before the forward row that lists its key. Somebody deleted one that is missing, and a
-        # propagate writes it again.
+        # propagate writes it again, for the key that the row names: a former owner lists it as well.
         present = [
             row
             for row in rows.values()
@@ -84,11 +84,11 @@ class ReversePropagator(Propagator):
         not know it."""
         target = TargetKey(0, *key_of(row))
         owner, named = await self.owner_of(target.key), self.named_by(row)
-        if owner is None or named is None or named == owner:
+        if named is None or named == owner:
             return owner
-        # A row that names another old key than its key's owner belongs to that one if its forward row lists
-        # the key: a transaction has deleted one row and created the other (ADR 0017). The claim passes on
-        # when the new owner is propagated, after the former one's source row is gone.
+        # A row that names another old key than its key's owner, or whose key has none, belongs to that one if
+        # its forward row lists the key: a transaction has deleted one row and created the other (ADR 0017).
+        # The claim passes on when the new owner is propagated, after the former one's source row is gone.
         forward = await self.mapping.forward(named)
         # Not listed: something other than a client changed the property, which is reported on rollback.
         return named if forward is not None and target in forward.targets else owner

@@ -11,9 +11,9 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation
 from tests.fakes.memory import MemoryTableService
-from tests.scenarios.client.test_renames import BY_MAIL, ROW
-from tests.worlds.dual_write import DualWorld, delete, memory_world, merge, replace
-from tests.worlds.small import DROPPING, USERS, ticket, user
+from tests.scenarios.client.test_renames import BY_MAIL, RENAMED, ROW
+from tests.worlds.dual_write import DualWorld, delete, insert, memory_world, merge, replace
+from tests.worlds.small import DROPPING, LOWERED, USERS, ticket, user
 
 WORLDS: dict[str, tuple[Migration, Row]] = {
     "keys that say no old key": (USERS, user("ann@example.com")),
@@ -95,3 +95,28 @@ async def test_a_source_row_that_no_kind_takes_stays_as_it_is(memory: MemoryTabl
     await world.journal.begin("dead", 2, "source", [key_of(draft)])
     await world.sweep("target")
     assert list(world.rows("Tickets")) == [key_of(draft)]
+
+
+PASSED: dict[str, tuple[Migration, Row, Row]] = {
+    "folded": (LOWERED, user("Ann@x"), user("ann@x")),
+    "renamed": (BY_MAIL, ROW, RENAMED),
+}
+
+
+@pytest.mark.parametrize("first", ["the former owner", "the owner"])
+@pytest.mark.parametrize("kind", PASSED)
+async def test_a_claim_that_was_lost_after_it_passed_on_goes_to_the_key_that_the_row_names(
+    memory: MemoryTableService, kind: str, first: str
+) -> None:
+    migration, former, row = PASSED[kind]
+    world = await cut_over(memory, migration, former)
+    writer = world.writer(View.OLD)
+    await writer.write([delete(key_of(former))])
+    await writer.write([insert(row)])
+    await lose(world, row, "reverse")
+    settled = former if first == "the former owner" else row
+    await world.journal.begin("dead", 2, "source", [key_of(settled)])
+    await world.sweep("target")
+    await world.assert_quiet()
+    assert list(world.rows("Users")) == [key_of(row)]
+    assert not await world.propagator.is_owner(key_of(former), key_of(world.mapper.map(row)[0].row))
