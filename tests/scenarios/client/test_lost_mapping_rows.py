@@ -62,6 +62,20 @@ async def test_a_write_in_the_old_view_finds_its_row_and_maps_it_again(
         assert await world.propagator.is_owner(key_of(row), key_of(world.mapper.map(row)[0].row))
 
 
+@pytest.mark.parametrize("kind", WORLDS)
+async def test_a_delete_in_the_new_view_of_a_row_without_a_claim_takes_the_source_row_along(
+    memory: MemoryTableService, kind: str
+) -> None:
+    """It would be back after a rollback."""
+    migration, row = WORLDS[kind]
+    world = await cut_over(memory, migration, row)
+    await lose(world, row, "reverse")
+    await world.writer(View.NEW).write([delete(key_of(world.mapper.map(row)[0].row))])
+    await world.sweep("target")
+    await world.assert_quiet()
+    assert world.rows("Users") == {}
+
+
 @pytest.mark.parametrize("lost", LOST)
 @pytest.mark.parametrize("kind", WORLDS)
 async def test_settling_deletes_no_replica_of_a_row_that_exists(
