@@ -44,8 +44,8 @@ NOT_MIGRATED = "rows_not_migrated"
 _KEYS = (PARTITION_KEY, ROW_KEY)
 # A row counts as missing after so many reads, a second apart: a write of it may be in flight.
 _ROUNDS = 4
-_REPAIR = "verify {} --mode full --repair --reason TEXT"
 _PAUSE_S = 1.0
+_REPAIR = "verify {} --mode full --repair --reason TEXT"
 
 
 async def rows_up_to(table: Table, most: int, without: Mapper | None = None) -> int | None:
