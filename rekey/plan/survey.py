@@ -18,6 +18,7 @@ from rekey.core.spill import OverBound
 from rekey.declaration.kinds import RowKind
 from rekey.declaration.mapper import Mapper, TableRows
 from rekey.declaration.row_makers import TargetRow
+from rekey.declaration.targets import Index
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, PROBED, Inventory, Weights
 from rekey.mapping.rows import MappingRows, TargetKey, target_key
@@ -143,6 +144,10 @@ class BilledBytes:
         )
         self._tables = len(mapper.tables)
         self._stores_mapping = migration.inverse is None
+        # Whether a source row can have more target rows than a mapping row lists.
+        tables = [table for _, table in migration.declared_tables]
+        has_each = any(isinstance(table, Index) and table.each is not None for table in tables)
+        self._fans_out = self._stores_mapping and (has_each or len(tables) > _ALWAYS_LISTABLE)
         self._row_means: list[list[float]] = []
         self._mapping_means: list[float] = []
 
@@ -159,7 +164,7 @@ class BilledBytes:
         self, targets: Sequence[TableRows], refused: Callable[[Row, RowRefused], None]
     ) -> None:
         """Call `refused` for each source row with more target rows than a mapping row can list."""
-        if not self._stores_mapping or len(targets) == 1:
+        if not self._fans_out:
             return
         counts = Counter(id(source) for target in targets for source in target.sources)
         many = {source for source, number in counts.items() if number > _ALWAYS_LISTABLE}
