@@ -108,25 +108,20 @@ class Signer:
     ) -> A:
         """Sign an attempt; `exchange` carries out the signed address and headers. Raises NoToken,
         TokenUnreachable."""
-        answer = await self._exchanged(method, address, headers, exchange)
-        if (date := answer.headers.get("Date")) and (then := _seconds(date)) is not None:
-            self._ahead_s = time.time() - then
-        return answer
 
-    async def _exchanged(
-        self,
-        method: str,
-        address: str,
-        headers: dict[str, str],
-        exchange: Callable[[str, Mapping[str, str]], Awaitable[A]],
-    ) -> A:
+        async def timed(address: str, headers: Mapping[str, str]) -> A:
+            answer = await exchange(address, headers)
+            if (date := answer.headers.get("Date")) and (then := _seconds(date)) is not None:
+                self._ahead_s = time.time() - then
+            return answer
+
         credential: Any = self._credential
         if self._token is not None:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
 
             dated = headers | {"x-ms-date": _date(int(time.time()))}
             try:
-                return cast(A, await self._token.exchange(method, address, dated, exchange))
+                return cast(A, await self._token.exchange(method, address, dated, timed))
             except ClientAuthenticationError:
                 raise NoToken from None
             except AzureError as error:  # its text may hold an address
@@ -134,11 +129,11 @@ class Signer:
         # The owner of one of azure-core's credentials may renew its signature or key at any time.
         if (signature := getattr(credential, "signature", None)) is not None:
             address += f"{'&' if '?' in address else '?'}{signature.lstrip('?')}"
-            return await exchange(address, headers)
+            return await timed(address, headers)
         if (named := getattr(credential, "named_key", None)) is not None:
             credential = SharedKey.of(*named)
         headers.update(signed_headers(credential, address))
-        return await exchange(address, headers)
+        return await timed(address, headers)
 
     @property
     def signature_valid_s(self) -> float:
