@@ -64,8 +64,11 @@ class BackPropagator:
             source_rows = await read_keys(self.source, list(rows))
             for source_key, row in rows.items():
                 source_row = source_rows.get(source_key)
-                is_same = source_row is not None and stands_for(self.mapper, source_row, row)
-                if source_row is None or not is_same or not copies_timestamp(self.mapper, source_row, row):
+                if (
+                    source_row is None
+                    or not stands_for(self.mapper, source_row, row)
+                    or not copies_timestamp(self.mapper, source_row, row)
+                ):
                     differing.append(row)
 
         await for_each(partitions.values(), compare, limit=limit)

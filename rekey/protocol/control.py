@@ -138,9 +138,9 @@ class ControlRow:
     @property
     def unfrozen(self) -> ControlPhase:
         """The phase, and during a freeze the one before it, which says which side is the authority."""
-        return (
-            (self.came_from or ControlPhase.DUAL_WRITE) if self.phase is ControlPhase.FREEZE else self.phase
-        )
+        if self.phase is not ControlPhase.FREEZE:
+            return self.phase
+        return self.came_from or ControlPhase.DUAL_WRITE
 
     @property
     def freeze_began_at(self) -> str | None:

@@ -155,11 +155,12 @@ class ReversePropagator(Propagator):
             with suppress(RowRefused):
                 mains = self.mapper.map(row)[:1]
         for _, main in mains:
-            there, owner = await self.table(0).get(key_of(main)), await self.owner_of(key_of(main))
-            is_alike = there is not None and same_content(main, there, self.ignoring[0])
-            if there is not None and (owner == source_key or (owner is None and is_alike)):
-                listed = {TargetKey(0, *key_of(main))}
-                await self.mapping.claim(source_key, None, listed, self.still_owns)
+            target = TargetKey(0, *key_of(main))
+            there, owner = await self.table(0).get(target.key), await self.owner_of(target.key)
+            if there is None or owner not in (source_key, None):
+                continue
+            if owner == source_key or same_content(main, there, self.ignoring[0]):
+                await self.mapping.claim(source_key, None, {target}, self.still_owns)
                 return True
         return False
 

@@ -144,8 +144,8 @@ async def closed_by_mapping(run: Run) -> list[str]:
             break
     sample = dict(islice(sample.items(), GATE_SAMPLE))
     left = await _unmapped(run, sample)
-    for _ in range(0 if run.is_delta else _ROUNDS - 1):
-        if left:  # a client's write may be in flight
+    for _ in range(_ROUNDS - 1):
+        if left and not run.is_delta:  # a client's write may be in flight
             await run.clock.sleep(_PAUSE_S)
             left = await _unmapped(run, _mapping_keys(run, await _read_again(run, left), before))
     if left and not run.is_delta:
