@@ -10,7 +10,7 @@ import random
 import secrets
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
@@ -34,7 +34,8 @@ from rekey.protocol.control import ControlRow, ControlStore, PartOfSource
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import may_take_effect
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.protocol.rules import FROZEN
+from rekey.protocol.rules import FROZEN, View
+from rekey.protocol.successors import Successor, successors_of
 from rekey.tables.base import SIGNED_S
 
 _log = logging.getLogger(__name__)
@@ -432,9 +433,12 @@ class ClientLease:
                 # and finds it.
                 read, parts = await side_by_side([self.store.read(), self.store.parts()])
                 self._unknown = unknown_parts(parts, self.facts)
-                self._take(read)
             else:
-                self._take(await self.store.read())
+                read = await self.store.read()
+            # After the beat, too. None begins before this migration has ended.
+            has_ended = read is not None and read.ended_at is not None
+            asks = has_ended and self.facts.view == View.NEW
+            self._take(read, await successors_of(self.store) if asks else ())
         finally:
             self._reads += 1
         # From the beginning of the beat, by this machine's monotonic clock; the runner waits from the row's
@@ -444,9 +448,9 @@ class ClientLease:
         self._newest = number
         self._problems.pop("read", None)
 
-    def _take(self, read: ControlRow | None) -> None:
+    def _take(self, read: ControlRow | None, successors: Sequence[Successor]) -> None:
         """Adopt a reading of the control row, or start refusing operations with its reason."""
-        self._reading = reading(self.control, read, self.facts)
+        self._reading = reading(self.control, read, self.facts, successors)
         before, control = self._view, self.control
         then = Permit(None, 0, copied=False)
         if control is not None:

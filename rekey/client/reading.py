@@ -10,6 +10,7 @@ from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
 from rekey.protocol.control import ControlRow, PartOfSource
+from rekey.protocol.successors import Successor
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -19,12 +20,15 @@ SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 TARGETS_MOVED = "targets-moved"
 OTHER_ACCOUNT = "other-account"
 UNKNOWN_PART = "unknown-part"
+MIGRATED_AGAIN = "migrated-again"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
 # The service may work on one request for the longest operation divided by this.
 _SERVICE_SHARE = 6
 _MOST_SERVICE_S = 30
+# So many migrations are named in a refusal.
+_NAMED = 5
 # Seconds that a request and its answer may be in transit, besides the service's work.
 ON_THE_WAY_S = 2.0
 
@@ -121,8 +125,14 @@ class Reading:
     refuses: str = ""
 
 
-def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFacts) -> Reading:
-    """Return the reading that follows `before` when the control row is `now` (None: no control row)."""
+def reading(
+    before: ControlRow | None,
+    now: ControlRow | None,
+    facts: ClientFacts,
+    successors: Iterable[Successor] = (),
+) -> Reading:
+    """Return the reading that follows `before` when the control row is `now` (None: no control row).
+    `successors`: those of a migration that has ended, for a client of the new view."""
     lost = _lost(before, now, facts.script_id)
     if lost is not None:
         return Reading(before, lost, lost.code)
@@ -144,6 +154,9 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
             reads_too=facts.view == "new",
         )
         return Reading(now, refusal, TARGETS_MOVED)  # in every phase: its writes would go elsewhere
+    again = _migrated_again(now, successors)
+    if again is not None:
+        return Reading(now, again, again.code)
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)
@@ -184,6 +197,22 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
             reads_too=True,
         )
     return None
+
+
+def _migrated_again(now: ControlRow, successors: Iterable[Successor]) -> Refusal | None:
+    """Return why the new table of a migration that has ended is not written any more, None if it is."""
+    closing = [successor for successor in successors if successor.closes(now, reads=False)]
+    if not closing:
+        return None
+    names = sorted(successor.script_id for successor in closing)
+    listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    return Refusal(
+        MIGRATED_AGAIN,
+        f"{listed} migrates on what {now.script_id} has filled, and this client does not follow that",
+        f"end it, and use one of the old view of {names[0]}, or of its new view once that is open; a proxy is"
+        " restarted with that script",
+        reads_too=any(successor.closes(now, reads=True) for successor in closing),
+    )
 
 
 def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:

@@ -272,7 +272,7 @@ class ControlStore:
     """The control row of one migration, in the restricted store."""
 
     def __init__(self, restricted: TableService, script_id: str, group: str = "") -> None:
-        self._service = restricted
+        self.restricted = restricted
         self._table = restricted.table(CONTROL_TABLE)
         self._key = control_key(script_id, group)
         self.script_id, self.group = script_id, group
@@ -327,8 +327,8 @@ class ControlStore:
                     hint=f"name another group in the script, or none; or first `rekey rollback --group"
                     f" {self.group}`",
                 )
-        await self._service.create_table(CONTROL_TABLE)
-        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        await self.restricted.create_table(CONTROL_TABLE)
+        at, move_id = await self.restricted.server_time(), secrets.token_hex(16)
         control_row = replace(control, group=self.group, updated_at=at, move_id=move_id, etag="")
         problem: Exception | None = None
         try:
@@ -376,7 +376,7 @@ class ControlStore:
                     kept="Nothing was changed.",
                     hint=f"`rekey status {control_row.script_id}` shows where the migration is",
                 )
-        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        at, move_id = await self.restricted.server_time(), secrets.token_hex(16)
         return await self._replace(rows, [moved(row, then, at=at, move_id=move_id) for row in rows])
 
     async def fence(self) -> ControlRow | None:
@@ -455,7 +455,7 @@ class ControlStore:
                 kept="everything; nothing was changed",
                 hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
             )
-        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        at, move_id = await self.restricted.server_time(), secrets.token_hex(16)
         after = replace(
             row,
             epoch=row.epoch + 1,

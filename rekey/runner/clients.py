@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from rekey.client.reading import LeaseSettings
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.concurrency import cancel, first_of
+from rekey.core.concurrency import cancel, first_of, for_each
+from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, Unavailable
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
@@ -20,6 +21,7 @@ from rekey.protocol.journal import IntentRef, Journal
 from rekey.protocol.propagate import Announce
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over, over_at, refused_at, silent_at
 from rekey.protocol.rules import SOURCE, TARGET, Side, View
+from rekey.protocol.successors import Successor, add_successor
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.refusals import refusal
@@ -272,6 +274,17 @@ async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
         if is_over(row, clients.now) and refused_at(row) > clients.now
     ]
     return max([*given_up, *([] if own is None else [own])], default=None)
+
+
+async def announce_to_fillers(run: Run) -> None:
+    """Let clients of migrations that filled the source know that this one moves it on: they do not follow it,
+    and refuse to write from the move to `dual_write` on. Gates find those that read before the move."""
+    successor = Successor(run.script_id, run.control.group, run.declared.migration.capture)
+
+    async def announce(filler: Declared) -> None:
+        await add_successor(run.restricted, filler.script_id, successor)
+
+    await for_each(run.builds_on, announce, limit=run.config.limits.concurrency)
 
 
 async def forget_ended(run: Run) -> None:

@@ -62,6 +62,7 @@ class PartsWorld(FollowingWorld):
     """A process that follows some parts, and a runner for each part that moves."""
 
     longest = TIMES.longest_operation_s
+    view = View.OLD
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class PartsWorld(FollowingWorld):
                 ClientOptions(
                     Prepared(declared, {}.__getitem__, go_on),
                     SOURCE,
-                    View.OLD,
+                    self.view,
                     settings=TIMES,
                     shadow_reads=0.0,
                 )
@@ -174,6 +175,7 @@ class PartsWorld(FollowingWorld):
         with suppress(RekeyError):
             if await dual_write.gate(run):
                 return
+            await clients.announce_to_fillers(run)
             await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
             if await backfill.gate(run):
                 return

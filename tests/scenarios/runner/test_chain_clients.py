@@ -4,16 +4,20 @@ the next one, and do not follow that."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from rekey.errors import GateClosed
+from rekey.errors import GateClosed, WritesRefused
+from rekey.mapping.rows import CONTROL_TABLE
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.registry import SAFETY_S
 from rekey.protocol.rules import View
 from rekey.runner.commands import Mode
+from rekey.runner.run import Options
 from rekey.tables.base import SIGNED_S, Operation, Verb
+from tests.fakes.faults import Call
 from tests.scenarios.runner.test_chain import SECOND, next_of
 from tests.worlds.company import QUICK, Client, Company, company
 from tests.worlds.erasure import PLAIN_USERS, SCRIPT
@@ -112,3 +116,85 @@ def test_clients_of_the_one_before_do_not_close_capture_delta(first: Company, se
     second.apply()
     assert second.phase is ControlPhase.DUAL_WRITE
     end(goes_on)
+
+
+def refused(first: Company, client: Client) -> str:
+    """Return with what code a client refuses to change a row of the first migration's new table, and to read
+    ("" for not)."""
+    with pytest.raises(WritesRefused) as error:
+        rename(first, client, "lost")
+    assert f"{SECOND} migrates on what {SCRIPT} has filled" in str(error.value)
+    assert "lost" not in {row["Name"] for row in first.project.rows("UsersV2")}
+    return error.value.code
+
+
+@pytest.mark.parametrize("to", [None, Phase.CUTOVER, Phase.COMPLETE])
+def test_a_client_of_the_one_before_that_starts_late_refuses_to_write(
+    first: Company, second: Company, to: Phase | None
+) -> None:
+    end(completed(first))
+    follows = second.client(View.OLD, "third-version")
+    second.apply()
+    if to is not None:
+        second.apply(Phase.CUTOVER)
+        end(follows)
+        second.client(View.NEW, "fourth-version")
+        second.apply(to)
+    late = first.client(View.NEW, "started-late")
+    assert refused(first, late) == "migrated-again"
+    reads_too = to is not None
+    assert late.lease.problem is None
+    with pytest.raises(WritesRefused, match="migrates on") if reads_too else nullcontext():
+        first.do(reads(late))
+    assert [client.refuses for client in first.status().facts.live_clients] == ["migrated-again"]
+
+
+async def reads(client: Client) -> None:
+    async with client.lease.operation(writes=False):
+        pass
+
+
+def test_a_client_registers_before_it_looks_whether_the_next_one_has_begun(first: Company) -> None:
+    """The gates find it, or it finds the next migration: also when it was suspended, and its row was over."""
+    client = completed(first)
+    restricted, sent = first.project.restricted, list[object]()
+    before = restricted.gate
+
+    async def gate(call: Call) -> None:
+        if call.table == CONTROL_TABLE:
+            sent.append(call.action)
+        await before(call)
+
+    restricted.gate = gate
+    first.do(client.lease.poll())
+    restricted.gate = before
+    assert sent == [Verb.INSERT_OR_REPLACE, "get", "page"]
+
+
+def test_a_client_of_the_one_before_writes_again_when_the_next_one_is_rolled_back(
+    first: Company, second: Company
+) -> None:
+    end(completed(first))
+    follows = second.client(View.OLD, "third-version")
+    second.apply()
+    late = first.client(View.NEW, "started-late")
+    assert refused(first, late) == "migrated-again"
+    end(follows)
+    second.rollback(ControlPhase.SOURCE, drop=True)
+    first.do(late.lease.poll())
+    rename(first, late, "written again")
+    assert "written again" in {row["Name"] for row in first.project.rows("UsersV2")}
+
+
+def test_a_client_of_the_one_before_writes_until_capture_delta_cuts_over(
+    first: Company, second: Company
+) -> None:
+    goes_on = completed(first)
+    first.project.script(next_of(2), f"{SECOND}.py")
+    second.apply()
+    rename(first, goes_on, "during the copy")
+    assert not second.verify().findings
+    second.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    first.do(goes_on.lease.poll())
+    assert refused(first, goes_on) == "migrated-again"
+    assert "during the copy" in {row["Name"] for row in first.project.rows("UsersV3")}
