@@ -1,4 +1,4 @@
-"""A chain in every order: a process of the first migration writes its new table, which the next one moves on."""
+"""A chain in every order: a process of the first migration writes the table that the next one moves on."""
 
 from __future__ import annotations
 
