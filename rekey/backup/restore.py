@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from rekey.backup.folder import Export
@@ -56,6 +57,10 @@ class Imported:
         return members(self)
 
 
+async def always() -> None:
+    """Let every batch be written: the runner of no migration of the table works meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Writes:
     """How rows are written."""
@@ -69,6 +74,8 @@ class Writes:
     advance: Advance
     # Raises Interrupted when the work must end; called between batches.
     stop: Callable[[], None]
+    # Raises Refused when rows of the table may not be written any more; called before each batch.
+    guard: Callable[[], Awaitable[None]] = always
 
 
 async def check_export(export: Export, advance: Advance, stop: Callable[[], None]) -> None:
@@ -104,7 +111,8 @@ class Writer:
         """Write a batch of `batches`; return what became of it. Raises what `writes.stop` raises, and
         ServiceError."""
         self._writes.stop()
-        present = await self._sent(batch, insert_absent(self._table, batch))
+        await self._writes.guard()
+        present = await self._sent(batch, partial(insert_absent, self._table, batch))
         differing = [
             operation
             for operation in batch
@@ -122,15 +130,15 @@ class Writer:
     async def _overwrite(self, differing: Iterable[Operation]) -> None:
         for batch in self.batches([Operation(Verb.INSERT_OR_REPLACE, each.row) for each in differing]):
             if len(batch) == 1:
-                await self._sent(batch, self._table.upsert(batch[0].row))
+                await self._sent(batch, partial(self._table.upsert, batch[0].row))
             else:
-                await self._sent(batch, self._table.transact(batch))
+                await self._sent(batch, partial(self._table.transact, batch))
 
-    async def _sent(self, batch: Sequence[Operation], request: Awaitable[T]) -> T:
+    async def _sent(self, batch: Sequence[Operation], send: Callable[[], Awaitable[T]]) -> T:
         partition = (self._table.name, batch[0].row[PARTITION_KEY])
         await self._throttle.take(len(batch), partition, RequestKind.BATCH)
         with self._throttle.taken(len(batch), partition, RequestKind.BATCH):
-            return await request
+            return await send()
 
 
 async def import_rows(

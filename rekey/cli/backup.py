@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rekey.backup.begun import control_rows, require_ended
+from rekey.backup.begun import Guard, control_rows, require_ended
 from rekey.backup.erased import Unerased, erased_from, recorded_in
 from rekey.backup.export import export_table
 from rekey.backup.folder import Export, open_export
@@ -242,10 +242,11 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
     unseen: list[str] = []
 
     async def work(on: Work) -> tuple[Imported, int]:
+        stores = [on.restricted.table(CONTROL_TABLE)]
         try:
             unerased = await _unerased(on, export, table)
         except CredentialRefused:
-            unerased = Unerased(())
+            unerased, stores = Unerased(()), []
             unseen.append(config.restricted.endpoint)
         with shell.progress().task(f"check {folder.name}", total=rows) as advance:
             await check_export(export, advance, on.stop.check)
@@ -254,10 +255,13 @@ def import_(shell: Shell, folder: Path, table: str, plain: bool, replace: bool, 
             await on.tables.create_table(table)
         elif present and only_empty:
             raise refusal("table-holds-rows", table=table)
+        guard = Guard(stores, own_name(table), config.holding(table)[1].endpoint, shell.clock)
         with shell.progress().task(f"import {table}", total=rows) as advance:
-            writes = Writes(replace, config.limits.concurrency, on.throttle, advance, on.stop.check)
+            limit = config.limits.concurrency
+            writes = Writes(replace, limit, on.throttle, advance, on.stop.check, guard.check)
             target = on.tables.multi_writer_table(table)
-            done = await import_rows(export, target, writes, takes=unerased.takes)
+            async with guard:
+                done = await import_rows(export, target, writes, takes=unerased.takes)
         return done, unerased.erased
 
     done, erased = run(shell, config, work)

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from rekey import errors
-from rekey.backup.begun import control_rows, require_ended
+from rekey.backup.begun import Guard, control_rows, require_ended
 from rekey.backup.compare import compare
 from rekey.backup.comparing import KeptComparison
 from rekey.backup.copying import Journal, Watched, copy_rows
@@ -144,7 +145,12 @@ def copy(
         await _refuse_migrating(on, seen, pairs, places)
         if dry_run:
             return [await _foreseen(shell, on, how, pair) for pair in pairs]
-        return [await _copied(shell, on, how, pair) for pair in pairs]
+        async with seen.readable(shell) as stores:
+            endpoint = places[1].endpoint
+            guards = [Guard(stores, own_name(pair.target), endpoint, shell.clock) for pair in pairs]
+            return [
+                await _copied(shell, on, how, pair, guard) for pair, guard in zip(pairs, guards, strict=True)
+            ]
 
     with FileLock(folder / _REPORT):
         done = run(shell, config, work)
@@ -256,7 +262,8 @@ async def _refuse_migrating(on: Work, seen: _Seen, pairs: Iterable[Pair], places
     if on.config.targets is not None:
         stores[CONTROL_TABLE + TARGET_ACCOUNT_SUFFIX] = places[1]
     for name, place in stores.items():
-        await seen.look(on.table(name), place.endpoint)
+        if await seen.look(on.table(name), place.endpoint):
+            seen.tables.append(on.table(name))
     for pair in pairs:
         require_ended(seen.controls, own_name(pair.target), places[1].endpoint)
 
@@ -269,15 +276,32 @@ class _Seen:
     # The stores that were asked, and those of them that may not be read.
     stores: set[str] = field(default_factory=set)
     unseen: list[str] = field(default_factory=list)
+    # The control tables that may be read through the copy's own connections.
+    tables: list[Table] = field(default_factory=list)
+    # The configuration of a project whose restricted store may be read.
+    project: list[Config] = field(default_factory=list)
 
-    async def look(self, table: Table, store: str) -> None:
+    async def look(self, table: Table, store: str) -> bool:
+        """Read the control rows of a store, once. Return whether it was read now."""
         if store in self.stores:
-            return
+            return False
         self.stores.add(store)
         try:
             self.controls.extend(await control_rows(table))
         except errors.CredentialRefused:
             self.unseen.append(store)
+            return False
+        return True
+
+    @asynccontextmanager
+    async def readable(self, shell: Shell) -> AsyncIterator[list[Table]]:
+        """Return the control tables of all stores that could be read."""
+        async with AsyncExitStack() as connections:
+            stores = list(self.tables)
+            for config in self.project:
+                accounts = await connections.enter_async_context(shell.connect(config))
+                stores.append(accounts.restricted.table(CONTROL_TABLE))
+            yield stores
 
     @classmethod
     def of_project(cls, shell: Shell) -> _Seen:
@@ -286,7 +310,8 @@ class _Seen:
 
         async def look(config: Config) -> None:
             async with shell.connect(config) as accounts:
-                await seen.look(accounts.restricted.table(CONTROL_TABLE), config.restricted.endpoint)
+                if await seen.look(accounts.restricted.table(CONTROL_TABLE), config.restricted.endpoint):
+                    seen.project.append(config)
 
         if shell.has_project:
             try:
@@ -352,7 +377,7 @@ async def _foreseen(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, A
     }
 
 
-async def _copied(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any]:
+async def _copied(shell: Shell, on: Work, how: How, pair: Pair, guard: Guard) -> dict[str, Any]:
     """Copy a table and compare it with its source, unless an interrupted command has done so."""
     name = f"{pair.source}-{pair.target}"
     finished = how.folder / f"{name}.json"
@@ -371,9 +396,11 @@ async def _copied(shell: Shell, on: Work, how: How, pair: Pair) -> dict[str, Any
     if how.overwrite:
         await _until(shell, on, quiet_at)
     with shell.progress().task(f"copy {pair.source}", done=journal.done.rows) as advance:
-        writes = Writes(how.overwrite, on.config.limits.concurrency, on.throttle, advance, on.stop.check)
+        limit = on.config.limits.concurrency
+        writes = Writes(how.overwrite, limit, on.throttle, advance, on.stop.check, guard.check)
         writer = Writer(on.tables.multi_writer_table(pair.target), writes)
-        await copy_rows(source, writer, journal, reads=on.reads(lambda _rows: None))
+        async with guard:
+            await copy_rows(source, writer, journal, reads=on.reads(lambda _rows: None))
     await _until(shell, on, quiet_at)
     watched = Watched(source, journal.began_at)
     kept = KeptComparison(how.folder / f"{name}.compared", journal.began_at, watched)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from rekey.core.limits import TARGET_ACCOUNT_SUFFIX
-from rekey.errors import CredentialRefused
-from rekey.phases import Phase
+from rekey.errors import CredentialRefused, Unavailable
+from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import content_of, key_of
+from rekey.phases import ControlPhase, Phase
 from tests.asserts.command_line import Commands, CommandsOn
 from tests.fakes.faults import Call
 from tests.scenarios.runner.test_joint import EXAMPLE, TABLES, shipment, stock
@@ -116,6 +118,104 @@ def refuse_control_rows(project: Project) -> None:
             raise CredentialRefused("403", status=403)
 
     project.tables.gate = project.restricted.gate = project.targets.gate = gate
+
+
+# --- a migration that begins while rows are written ---------------------------------------------------------
+
+OTHERS = [user(f"other{number}@example.com", f"part{number}") for number in range(300)]
+
+
+@pytest.fixture
+def prepared(users: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """A migration that has copied nothing yet, and 300 rows of 300 batches that its source lacks."""
+    monkeypatch.setenv("OLD", ENDPOINT)
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(users.project.fill("Other", OTHERS))
+    users("export", "Other", "out")
+    applied_to(users, Phase.PREPARE)
+    return users
+
+
+def begins_at(project: Project, batch: int, *, batch_s: float = 0.0) -> None:
+    """Let another machine begin the migration before a batch; each batch takes some seconds."""
+    batches, opened = 0, project.tables.gate
+
+    async def gate(call: Call) -> None:
+        nonlocal batches
+        batches += call.table == "Users" and call.writes
+        if call.writes and batches == batch:
+            await project.store("0001_users").move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+        project.clock.advance(batch_s if call.writes else 0)
+        await opened(call)
+
+    project.tables.gate = gate
+
+
+@pytest.mark.parametrize(
+    "words", [("import", "out", "Users"), ("copy", "OLD/Other", "OLD/Users")], ids=" ".join
+)
+@pytest.mark.parametrize(("batch", "batch_s"), [(10, 6.0), (300, 0.0)], ids=["in the middle", "at the end"])
+def test_a_migration_that_begins_while_rows_are_written_ends_that_and_is_marked(
+    prepared: Commands, words: tuple[str, ...], batch: int, batch_s: float
+) -> None:
+    project = prepared.project
+    begins_at(project, batch, batch_s=batch_s)
+    said = prepared(*words, "--json", code=3).json
+    assert (
+        "Users is the source of 0001_users, a migration that has begun meanwhile (`dual_write`)"
+        in said["what"]
+    )
+    control = asyncio.run(project.store("0001_users").read())
+    assert control is not None
+    assert control.change_id
+    written = len(project.rows("Users")) - 20
+    assert (written == len(OTHERS)) is (batch == len(OTHERS))
+
+
+def test_an_import_tells_of_a_migration_that_began_and_ended_meanwhile(
+    users: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = users.project
+    users("export", "Users", str(tmp_path / "out"))
+    applied_to(users, Phase.COMPLETE)
+    complete = project.restricted.dump(CONTROL_TABLE)
+    opened, control_table = project.tables.gate, project.restricted.table(CONTROL_TABLE)
+    for row in complete:
+        asyncio.run(control_table.delete(key_of(row)))
+
+    async def gate(call: Call) -> None:
+        if call.table == "Back" and call.writes and call.action != "create_table":
+            for row in complete:
+                await control_table.upsert({**content_of(row), "Source": "Back"})
+        await opened(call)
+
+    project.tables.gate = gate
+    said = users("import", str(tmp_path / "out"), "Back", "--json", code=3).json
+    assert "a migration that has begun meanwhile (`complete`)" in said["what"]
+
+
+def test_a_copy_at_a_rate_is_refused_without_a_warning_of_requests_that_wait(prepared: Commands) -> None:
+    begins_at(prepared.project, 10)
+    said = prepared("copy", "OLD/Other", "OLD/Users", "--rate", "20", "--json", code=3).json
+    assert "begun meanwhile" in said["what"]
+    assert len(prepared.project.rows("Users")) < 20 + len(OTHERS)
+
+
+def test_what_was_written_before_an_import_was_interrupted_is_marked_too(prepared: Commands) -> None:
+    project = prepared.project
+    begins_at(project, 10)
+    opened = project.tables.gate
+
+    async def gate(call: Call) -> None:
+        await opened(call)
+        if len(project.rows("Users")) > 60:
+            raise Unavailable("503", code="ServerBusy")
+
+    project.tables.gate = gate
+    prepared("import", "out", "Users", code=4)
+    control = asyncio.run(project.store("0001_users").read())
+    assert control is not None
+    assert control.change_id
 
 
 # --- copied ------------------------------------------------------------------------------------------------
