@@ -35,4 +35,6 @@ def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | Non
             "\nCutover asks for a new full verification, which reports this row unless a source row gives it:"
         )
         text += f" `{verify}`"
+    if done.moved_by:
+        text += f"\n{done.moved_by} has moved the rows on: the application does not read it there"
     return shell.emit({"script_id": declared.script_id, **asdict(done)}, f"{declared.script_id}: {text}")

@@ -171,6 +171,13 @@ class ControlRow:
         mine, theirs = self.ended_at, other.ended_at
         return mine is not None and theirs is not None and ticks_of(mine) < ticks_of(theirs)
 
+    def has_moved_on(self, filled: ControlRow) -> bool:
+        """Tell whether the rows of its source are in its targets by now, since a migration that is over
+        (`filled`) filled that source: the application works with them there."""
+        # One that is retired may have moved rows of an earlier table of that name.
+        is_later = self.phase is not ControlPhase.RETIRED or filled.ended_before(self)
+        return is_later and self.unfrozen not in (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
+
 
 @dataclass(frozen=True, slots=True)
 class PartOfSource:

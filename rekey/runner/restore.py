@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rekey.core.clock import later, ticks_of
 from rekey.core.joint import place_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
+from rekey.declaration.migration import Declared
 from rekey.errors import RowRefused
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.removed import Kept, Removed, RemovedRows, is_over
@@ -17,6 +18,7 @@ from rekey.protocol.effects import Outcome, apply_for_etags
 from rekey.protocol.replicas import SOURCE_TABLE, same_content
 from rekey.runner.erase.targets import MAX_ROUNDS, usable
 from rekey.runner.refusals import refusal
+from rekey.runner.retired import moved_since
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.tables.allowance import while_allowed
@@ -30,12 +32,15 @@ _PHASES = (ControlPhase.DUAL_WRITE, ControlPhase.COMPLETE, ControlPhase.RETIRED)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored row. `verify_again`: cutover asks for a new full verification."""
+    """A restored row. `verify_again`: cutover asks for a new full verification. `moved_by`: the later
+    migration that has moved the rows of its table on, so that the application does not read it there; ""
+    if none has."""
 
     row_id: str
     table: str
     removed_at: str
     verify_again: bool
+    moved_by: str
 
 
 def restore(session: Session, script_id: str, row: str, reason: str = "") -> Restored:
@@ -44,7 +49,8 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
 
     Raises:
         Refused: the phase forbids it; no row, or more than one, is kept under that id; its retention is over;
-            or another row is at its key.
+            another row is at its key; another migration follows its table or, without a reason, has moved
+            its rows on.
         Erased: it was removed in a month whose data key was shredded.
     """
     run = session.resume(script_id)
@@ -64,6 +70,11 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
         label = _label(run, copy)
         if not await _exists(run, copy):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))
+        moved_by = await _moved_by(run, copy)
+        if moved_by is not None and not reason:
+            raise refusal(
+                "restore-unread", table=label, row=kept.name, other=moved_by, until=_until(run, kept)
+            )
         with while_allowed(run.still_alone):
             await _insert(run, kept, copy, marked=verify_again)
             if copy.table == SOURCE_TABLE:
@@ -72,7 +83,7 @@ def restore(session: Session, script_id: str, row: str, reason: str = "") -> Res
         run.state.audit(ROW_RESTORED, script_id, details)
         # After it is recorded.
         await removed.delete(kept)
-        return Restored(kept.name, label, kept.at, verify_again)
+        return Restored(kept.name, label, kept.at, verify_again, moved_by.script_id if moved_by else "")
 
     done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: row restored", session.progress)
@@ -100,6 +111,17 @@ async def _exists(run: Run, copy: Removed) -> bool:
         return await run.tables.table_exists(run.source.name)
     name, _ = place_of(run.mapper.tables[copy.table], key_of(copy.row))
     return name in await usable(run, to_write=True)
+
+
+async def _moved_by(run: Run, copy: Removed) -> Declared | None:
+    """Return the later migration that has moved the rows of a removed row's table on; None: none has."""
+    if copy.table == SOURCE_TABLE:
+        return None
+    name, key = place_of(run.mapper.tables[copy.table], key_of(copy.row))
+    for other, _ in await moved_since(run):
+        if other.migration.source.lower() == name.lower() and other.migration.has(key):
+            return other
+    return None
 
 
 def _until(run: Run, kept: Kept) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from rekey.core.joint import names_in
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
 from rekey.runner.run import Run
 from rekey.tables.base import Table
 
@@ -40,3 +41,14 @@ async def tables_with_its_rows(run: Run) -> list[Table]:
             else:
                 tables.append(run.tables.table(name))
     return tables
+
+
+async def moved_since(run: Run) -> list[tuple[Declared, ControlRow]]:
+    """Return the migrations that have moved rows of a target on since a completed one filled it, with their
+    control rows."""
+    mine, later = await run.control.read() if run.built_on_by else None, list[tuple[Declared, ControlRow]]()
+    for other in run.built_on_by:
+        theirs = await run.control_of(other)
+        if mine is not None and theirs is not None and theirs.has_moved_on(mine):
+            later.append((other, theirs))
+    return later

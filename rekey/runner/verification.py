@@ -31,7 +31,7 @@ from rekey.runner.hooks import HookEvent
 from rekey.runner.indexes import compare_indexes, index_context
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_main_rows, require_rows
-from rekey.runner.retired import retired_since
+from rekey.runner.retired import moved_since
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredDigests, Verification
@@ -402,17 +402,17 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
     audit log.
 
     Raises:
-        Refused: index rows are made of properties that main rows do not hold; the main table was retired; or
-            a repair would delete all index rows because it is empty.
+        Refused: index rows are made of properties that main rows do not hold; a later migration has moved
+            rows of a target on or, with `repair`, follows those of an index table; or a repair would delete
+            all index rows because the main table is empty.
     """
-    retired = await retired_since(run, run.declared)
-    for name in names_in(run.targets[0].name):
-        if later := retired.get(name.lower()):
-            # What stands under its name may be another table.
-            kept = ", ".join(run.declared.migration.index_labels)
-            raise refusal("indexes-of-retired", script=run.script_id, rows=kept, main=name, other=later)
+    kept = ", ".join(run.declared.migration.index_labels)
+    # What stands under a name that was retired may be another table.
+    for other, now in await moved_since(run):
+        raise refusal("rows-moved-on", script=run.script_id, rows=kept, other=other, phase=now.phase)
+    if repair:
+        await _require_unfollowed_indexes(run)
     if lost := run.mapper.index_inputs_lost:
-        kept = ", ".join(run.declared.migration.index_labels)
         raise refusal("indexes-not-comparable", script=run.script_id, rows=kept, lost=", ".join(lost))
     for index in run.targets[1:] if repair else ():
         await require_main_rows(run, index)
@@ -425,6 +425,16 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
     figures = {"at": report.finished_at, "divergences": report.differences.stable}
     run.state.set_fact(run.script_id, facts.INDEXES_VERIFIED, json.dumps(figures))
     return report
+
+
+async def _require_unfollowed_indexes(run: Run) -> None:
+    """Refuse to repair an index table, or the secondary rows of the main target, past the clients of a
+    migration whose source it is."""
+    indexes = {name.lower() for index in run.mapper.tables[1:] for name in names_in(index)}
+    for other in run.built_on_by:
+        now = await run.control_of(other) if other.migration.source.lower() in indexes else None
+        if now is not None and now.is_followed:
+            raise refusal("repair-past-clients", script=run.script_id, other=other, phase=now.phase)
 
 
 def last_number(run: Run) -> int:

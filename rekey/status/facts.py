@@ -185,6 +185,9 @@ class StoreFacts:
     cohorts: tuple[Cohort, ...] = ()
     # Migrations in progress that look keys up in the mapping, if its retention is over: it stays for them.
     needed_by: tuple[str, ...] = ()
+    # With index tables, once it is over: later migrations that have moved rows of its targets on, so that
+    # index rows are not compared with them any more.
+    moved_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +553,8 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
             except ServiceError as error:
                 unreachable = f"whether its tables exist could not be asked: {error.what}"
                 store = replace(store, unreachable=unreachable)
+        if control is not None and control.ended_at is not None and migration.indexes:
+            store = replace(store, moved_by=await _moved_by(sources, declared, control))
         if migration.capture == "dual-write":
             registry = Registry(restricted, script_id)
             clients, ended = await registry.list(), await registry.ended()
@@ -573,6 +578,16 @@ async def _read_store(sources: Sources, declared: Declared, *, at_end: bool) -> 
         # A fact, not an error: the state file is read in any case.
         store = replace(store, unreachable=f"the restricted store could not be asked: {error.what}")
     return now, store
+
+
+async def _moved_by(sources: Sources, declared: Declared, control: ControlRow) -> tuple[str, ...]:
+    moved_by: list[str] = []
+    for other in sources.scripts.values():
+        if other.builds_on(declared):
+            store = ControlStore(sources.accounts.restricted, other.script_id, other.migration.group)
+            theirs = await store.read()
+            moved_by += [other.script_id] if theirs is not None and theirs.has_moved_on(control) else []
+    return tuple(moved_by)
 
 
 def stands_on(

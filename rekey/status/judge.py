@@ -714,7 +714,7 @@ def _maintained(facts: Facts, closed: str) -> Verdict:
 def _in_complete(facts: Facts) -> Verdict:
     ends, kept = facts.retention_ends_at, ", ".join(facts.declared.migration.index_labels)
     compared = facts.indexes_verified
-    if kept and compared is not None and compared[1]:
+    if kept and compared is not None and compared[1] and not facts.store.moved_by:
         return _verdict_of(facts, "indexes-differ", safe=False, kept=kept, rows=counted(compared[1], "row"))
     verdict = _verdict_of(facts, "complete-handed-over" if kept else "complete", kept=kept)
     if not facts.proved:
