@@ -454,6 +454,13 @@ class Declared:
         is_part = self.migration.where is not None
         return is_part and is_same_source and self.script_id != other.script_id
 
+    def shares_rows_with(self, other: Declared) -> bool:
+        """Tell whether the other script may migrate the same rows of the same source."""
+        mine, theirs = self.migration.key_space, other.migration.key_space
+        is_same_source = self.migration.source.lower() == other.migration.source.lower()
+        is_apart = mine is not None and theirs is not None and mine.is_apart_from(theirs)
+        return is_same_source and not is_apart and self.script_id != other.script_id
+
     @property
     def fills(self) -> frozenset[str]:
         """The names of the target tables in lower case, because table names are case-insensitive."""

@@ -14,6 +14,7 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.concurrency import cancel, first_of, for_each
 from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, Unavailable
+from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
@@ -505,9 +506,11 @@ async def closed_by_intents(run: Run) -> list[str]:
     return [reason("intents-fail-named", number=swept.failed, hint=hint)] if swept.failed else []
 
 
-async def any_intent(run: Run) -> bool:
-    """Tell whether the journal holds an intent, settled or not; no sealed key is opened."""
-    async for ages in run.journal.ages():
+async def any_intent(run: Run, declared: Declared | None = None) -> bool:
+    """Tell whether the journal holds an intent, settled or not, of a migration of the project (None: of the
+    run's own); no sealed key is opened."""
+    script_id = run.script_id if declared is None else declared.script_id
+    async for ages in Journal(run.restricted.table(JOURNAL_TABLE), script_id).ages():
         if ages:
             return True
     return False

@@ -1,12 +1,15 @@
-"""Where the rows of a migration are after later ones: in a chain the target of one is the source of the next,
-which may be retired first."""
+"""Where the rows of a migration are after later ones, and which other migrations work with its tables: in a
+chain the target of one is the source of the next, which may be retired first."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from rekey.core.joint import names_in
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.tables.base import Table
 
@@ -52,3 +55,12 @@ async def moved_since(run: Run) -> list[tuple[Declared, ControlRow]]:
         if mine is not None and theirs is not None and theirs.has_moved_on(mine):
             later.append((other, theirs))
     return later
+
+
+async def require_unfollowed(run: Run, others: Iterable[Declared]) -> None:
+    """Raise Refused when one of some migrations copies or follows the rows of its source: nothing may be
+    changed there past its clients."""
+    for other in others:
+        now = await run.control_of(other)
+        if now is not None and now.is_followed:
+            raise refusal("target-is-a-source", source=other.migration.source, other=other, phase=now.phase)

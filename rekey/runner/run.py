@@ -156,6 +156,11 @@ class Run:
         return [script for script in self.scripts if script.is_beside(self.declared)]
 
     @property
+    def of_same_rows(self) -> list[Declared]:
+        """The other migrations of the project that migrate the same rows of its source."""
+        return [script for script in self.scripts if script.shares_rows_with(self.declared)]
+
+    @property
     def run_group(self) -> Sequence[Run]:
         """The runs whose authority moves at once: those of the group, or this one alone."""
         return self.group or (self,)

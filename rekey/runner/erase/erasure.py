@@ -37,6 +37,7 @@ from rekey.runner.erase.targets import (
 from rekey.runner.phases.retire import delete_unchanged, is_changed, quiet_at
 from rekey.runner.refusals import refusal
 from rekey.runner.restore_source import restored_until
+from rekey.runner.retired import require_unfollowed
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
@@ -156,8 +157,8 @@ def erase(
             nobody can look up afterwards; may raise to stop.
 
     Raises:
-        Refused: see `require_complete`; with `with_targets`, also `usable`; without it, and where not all is
-            searched, if the mapping is computed.
+        Refused: see `require_complete`; another migration follows the source; with `with_targets`, also
+            `usable`; without it, and where not all is searched, if the mapping is computed.
         SealedUnreadable: a mapping row of a subject cannot be opened.
     """
     is_computed = session.scripts[script_id].migration.inverse is not None
@@ -175,6 +176,7 @@ def erase(
 
     async def work() -> tuple[Subjects, Done]:
         until = await _deletable_until(run, await require_complete(run))
+        await require_unfollowed(run, () if until is None else run.of_same_rows)
         # Recorded erasures that were cut off are finished first, by safe id.
         for event in erasures(run.state.audit_events(script_id)).open:
             recorded = event.details

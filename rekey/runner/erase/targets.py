@@ -15,7 +15,7 @@ from rekey.model import EntityKey, Row, etag_of
 from rekey.protocol.effects import apply_for_etags, in_turns
 from rekey.protocol.replicas import Rows, transactions
 from rekey.runner.refusals import refusal
-from rekey.runner.retired import retired_since
+from rekey.runner.retired import require_unfollowed, retired_since
 from rekey.runner.run import Run
 from rekey.tables.base import Operation, Verb
 
@@ -30,10 +30,7 @@ Standing = dict[str, Rows]
 async def usable(run: Run, *, to_write: bool) -> frozenset[str]:
     """Return the names of the targets that exist and are this migration's. Raises Refused, with `to_write`,
     when another migration copies or follows rows of a target: nothing may be deleted past its clients."""
-    for other in run.built_on_by if to_write else ():
-        now = await run.control_of(other)
-        if now is not None and now.is_followed:
-            raise refusal("target-is-a-source", source=other.migration.source, other=other, phase=now.phase)
+    await require_unfollowed(run, run.built_on_by if to_write else ())
     # What another migration retired may be another table of the same name by now: it is not read.
     gone = await retired_since(run, run.declared)
     names = [name for name in run.declared.migration.table_names if name.lower() not in gone]

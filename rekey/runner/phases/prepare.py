@@ -13,7 +13,7 @@ from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.model import PARTITION_KEY, ROW_KEY, KeyRange, etag_of
 from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
-from rekey.runner.clients import until_quiet
+from rekey.runner.clients import any_intent, until_quiet
 from rekey.runner.probe_tables import probe_name, probe_table, require_two_accounts
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_source, tables_with_rows
@@ -66,7 +66,8 @@ async def _is_foreign(run: Run, number: int, target: Table) -> bool:
 
 async def _still_maintained(run: Run) -> list[str]:
     """Return a reason for each earlier migration whose clients still maintain index tables of the source:
-    they would lack what clients of this one write."""
+    they would lack what clients of this one write; or whose end was cut off, so that index rows will be
+    written past this one's clients."""
     reasons = []
     for other in run.builds_on:
         now = await run.control_of(other)
@@ -74,6 +75,8 @@ async def _still_maintained(run: Run) -> list[str]:
             kept = ", ".join(other.migration.index_labels)
             step = next_step("hand-over", script=other.script_id)
             reasons.append(reason("maintained-by-other", script=other.script_id, kept=kept, step=step))
+        elif now is not None and now.handed_over_at is not None and await any_intent(run, other):
+            reasons.append(reason("unsettled-by-other", script=other.script_id))
     return reasons
 
 

@@ -45,7 +45,7 @@ async def closed_by(run: Run, tables: Sequence[Table]) -> list[str]:
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
         return [reason("other-phase", phase=now.phase if now else "nothing", needed=ControlPhase.COMPLETE)]
-    reasons = []
+    reasons = await _needed_by_others(run) if now.phase is ControlPhase.COMPLETE else []
     if now.maintained:
         kept = ", ".join(run.declared.migration.index_labels)
         step = next_step("hand-over", script=run.script_id)
@@ -69,6 +69,17 @@ async def closed_by(run: Run, tables: Sequence[Table]) -> list[str]:
             for name in names_in(table.name)
             if not await run.tables.table_exists(name)
         ]
+    return reasons
+
+
+async def _needed_by_others(run: Run) -> list[str]:
+    """Return a reason for each migration of the same rows that has begun and is not over: the source is its
+    authority, or follows its clients."""
+    reasons = []
+    for other in run.of_same_rows:
+        theirs = await run.control_of(other)
+        if theirs is not None and theirs.ended_at is None:
+            reasons.append(reason("source-of-other", source=run.source, other=other, phase=theirs.phase))
     return reasons
 
 

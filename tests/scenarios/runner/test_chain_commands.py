@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from rekey.errors import Refused
+from rekey.errors import GateClosed, Refused
+from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import Row, content_of, key_of
-from rekey.phases import Phase
-from rekey.protocol.rules import View
+from rekey.phases import ControlPhase, Phase
+from rekey.protocol.rules import TARGET, View
+from rekey.runner.handover import hand_over
 from tests.asserts.command_line import Commands
-from tests.scenarios.runner.test_chain import SECOND, next_of
-from tests.worlds.company import Company
-from tests.worlds.erasure import PLAIN_USERS, SCRIPT, WHY, Lives, rows_of
-from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, applied
-from tests.worlds.scripts import named, under_writes
+from tests.scenarios.runner.test_chain import SECOND, next_of, prove_and_retire
+from tests.scenarios.runner.test_chain_clients import OVER_S
+from tests.worlds.company import Company, company_at
+from tests.worlds.erasure import PLAIN_USERS, SCRIPT, WHY, Lives, by_old, rows_of
+from tests.worlds.kills import killed
+from tests.worlds.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, Project, applied
+from tests.worlds.scripts import RACES, named, under_writes
 from tests.worlds.small import racer
 
 STRAY: Row = {"PartitionKey": "part0", "RowKey": "stray", "Name": "who-knows"}
@@ -145,3 +149,76 @@ def test_secondary_rows_are_not_repaired_past_the_clients_of_the_next_migration(
     assert first.verify().differences.stable
     races.apply(Phase.CUTOVER)
     races.assert_in_step()
+
+
+# --- migrations of the same rows ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alike(lives: Lives) -> Iterator[tuple[Commands, Company]]:
+    """Users → UsersV2, complete, and Users → UsersFlat, verified."""
+    rekey = lives.completed(PLAIN_USERS)
+    rekey.project.script(under_writes(PLAIN_USERS.replace("UsersV2", "UsersFlat")), f"{SECOND}.py")
+    with Company(rekey.project, SECOND) as second:
+        second.client(View.OLD)
+        second.apply()
+        yield rekey, second
+
+
+def test_no_source_row_is_erased_past_the_clients_of_another_migration_of_it(
+    alike: tuple[Commands, Company],
+) -> None:
+    rekey, second = alike
+    words = ("erase", SCRIPT, *by_old(rows_of(PLAIN_USERS)[0]), *WHY, "--with-targets")
+    said = " ".join(rekey(*words, code=3).err.split())
+    assert f"Users is the source of {SECOND}, which is in `dual_write`" in said
+    second.apply(Phase.CUTOVER)
+    second.assert_in_step()
+    rekey(*words, code=3)
+    second.do(second.clients[0].close())
+    second.clients[0].dead = True
+    second.apply(Phase.COMPLETE)
+    assert rekey(*words, "--json").json["target_rows"] == {"UsersV2": 1}
+
+
+@pytest.mark.parametrize("to", [ControlPhase.SOURCE, ControlPhase.DUAL_WRITE])
+def test_a_source_is_not_deleted_while_another_migration_of_it_is_not_over(
+    alike: tuple[Commands, Company], to: ControlPhase
+) -> None:
+    rekey, second = alike
+    if to is ControlPhase.SOURCE:
+        second.rollback(to, drop=False)
+    said = prove_and_retire(rekey, SCRIPT, code=3)
+    assert f"Users is the source of {SECOND}, too, which is in `{to}`" in said
+    assert len(rekey.project.rows("Users")) == len(rows_of(PLAIN_USERS))
+    second.rollback(ControlPhase.SOURCE, drop=True)
+    prove_and_retire(rekey, SCRIPT)
+
+
+# --- an end that was cut off -------------------------------------------------------------------------------
+
+
+def test_a_migration_waits_for_the_end_of_a_handover_that_was_cut_off(tmp_path: Path) -> None:
+    """What that settles then are secondary rows in the source of the next one."""
+    rows = [racer(f"{number:04}", 20 + number) for number in range(4)]
+    with company_at(tmp_path, named(RACES, "Races", "RacesV2"), rows, Phase.CUTOVER) as first:
+        project = first.project
+        first.apply(Phase.COMPLETE)
+        assert not first.verify().findings
+        with killed(project, when=lambda _: is_handed_over(project)), first.session() as session:
+            hand_over(session, SCRIPT)
+        assert is_handed_over(project)
+        main = next(key_of(row) for row in project.rows("RacesV2") if row["RowKey"].startswith("BIB:"))
+        first.do(first.do(project.journal(SCRIPT)).begin("a-client", 1, TARGET, [main]))
+        first.live(OVER_S)
+        project.script(under_writes(named(MOVE_ON, "RacesV2", "RacesV3")), f"{SECOND}.py")
+        second = Company(project, SECOND, first.loop)
+        with pytest.raises(GateClosed, match=f"the handover of {SCRIPT} was cut off"):
+            second.apply()
+        first.apply()
+        second.apply()
+        assert second.phase is ControlPhase.DUAL_WRITE
+
+
+def is_handed_over(project: Project) -> bool:
+    return any("HandedOverAt" in row for row in project.restricted.dump(CONTROL_TABLE))
