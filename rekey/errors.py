@@ -268,9 +268,9 @@ class WritesRefused(Refused):
     Attributes:
         code: stable, for programs: `frozen`, `new-view-closed`, `new-view-reads-only`, `old-view-over`,
             `part-moved`, `index-table`, `table-in-use` (from the phase); `unknown-part`, `migrated-again`,
-            `digest-moved`, `secret-moved`, `lease-lost`, `control-gone`, `control-moved-back`, `other-run`,
-            `closed` (from the client's lease); `wrapping-key-moved`; `forked` (the client was made
-            before its process was forked).
+            `other-migration`, `digest-moved`, `secret-moved`, `lease-lost`, `control-gone`,
+            `control-moved-back`, `other-run`, `closed` (from the client's lease); `wrapping-key-moved`;
+            `forked` (the client was made before its process was forked).
         retryable: whether the same operation, unchanged and in the same client, can succeed later.
     """
 

@@ -33,9 +33,9 @@ from rekey.phases import FOLLOWED, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore, PartOfSource
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import may_take_effect
+from rekey.protocol.other_migrations import OtherMigration, others_of
 from rekey.protocol.registry import ClientRow, Registry
-from rekey.protocol.rules import FROZEN, View
-from rekey.protocol.successors import Successor, successors_of
+from rekey.protocol.rules import FROZEN
 from rekey.tables.base import SIGNED_S
 
 _log = logging.getLogger(__name__)
@@ -158,6 +158,7 @@ class ClientLease:
         self._acknowledged = self._view
         self._reading = Reading(None)
         self._unknown: tuple[PartOfSource, ...] = ()
+        self._others: Sequence[OtherMigration] = ()
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -421,7 +422,7 @@ class ClientLease:
             raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
 
     async def _beat_and_read(self) -> None:
-        began = self.monotonic()
+        began, was_over = self.monotonic(), not self.trusted
         self._begun += 1
         number = self._begun
         try:
@@ -435,10 +436,12 @@ class ClientLease:
                 self._unknown = unknown_parts(parts, self.facts)
             else:
                 read = await self.store.read()
-            # After the beat, too. None begins before this migration has ended.
+            # After the beat, too. One that begins while this client is registered finds it, except next to or
+            # after a migration whose clients nobody waits for.
             has_ended = read is not None and read.ended_at is not None
-            asks = has_ended and self.facts.view == View.NEW
-            self._take(read, await successors_of(self.store) if asks else ())
+            if was_over or has_ended or self._others:
+                self._others = await others_of(self.store)
+            self._take(read)
         finally:
             self._reads += 1
         # From the beginning of the beat, by this machine's monotonic clock; the runner waits from the row's
@@ -448,9 +451,9 @@ class ClientLease:
         self._newest = number
         self._problems.pop("read", None)
 
-    def _take(self, read: ControlRow | None, successors: Sequence[Successor]) -> None:
+    def _take(self, read: ControlRow | None) -> None:
         """Adopt a reading of the control row, or start refusing operations with its reason."""
-        self._reading = reading(self.control, read, self.facts, successors)
+        self._reading = reading(self.control, read, self.facts, self._others)
         before, control = self._view, self.control
         then = Permit(None, 0, copied=False)
         if control is not None:

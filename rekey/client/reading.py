@@ -10,7 +10,7 @@ from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
 from rekey.protocol.control import ControlRow, PartOfSource
-from rekey.protocol.successors import Successor
+from rekey.protocol.other_migrations import OtherMigration
 
 CONTROL_GONE = "control-gone"
 OTHER_RUN = "other-run"
@@ -21,6 +21,7 @@ TARGETS_MOVED = "targets-moved"
 OTHER_ACCOUNT = "other-account"
 UNKNOWN_PART = "unknown-part"
 MIGRATED_AGAIN = "migrated-again"
+OTHER_MIGRATION = "other-migration"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
@@ -129,15 +130,16 @@ def reading(
     before: ControlRow | None,
     now: ControlRow | None,
     facts: ClientFacts,
-    successors: Iterable[Successor] = (),
+    others: Iterable[OtherMigration] = (),
 ) -> Reading:
     """Return the reading that follows `before` when the control row is `now` (None: no control row).
-    `successors`: those of a migration that has ended, for a client of the new view."""
+    `others`: those that are recorded beside it."""
     lost = _lost(before, now, facts.script_id)
     if lost is not None:
         return Reading(before, lost, lost.code)
+    unfollowed = _unfollowed(now, facts, others)
     if now is None:
-        return Reading(None)
+        return Reading(None, unfollowed, "" if unfollowed is None else unfollowed.code)
     if now.digest == facts.digest and are_other_accounts(now.tables_endpoint, facts.tables_endpoint):
         refusal = Refusal(
             OTHER_ACCOUNT,
@@ -154,9 +156,8 @@ def reading(
             reads_too=facts.view == "new",
         )
         return Reading(now, refusal, TARGETS_MOVED)  # in every phase: its writes would go elsewhere
-    again = _migrated_again(now, successors)
-    if again is not None:
-        return Reading(now, again, again.code)
+    if unfollowed is not None:
+        return Reading(now, unfollowed, unfollowed.code)
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)
@@ -199,19 +200,27 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
     return None
 
 
-def _migrated_again(now: ControlRow, successors: Iterable[Successor]) -> Refusal | None:
-    """Return why the new table of a migration that has ended is not written any more, None if it is."""
-    closing = [successor for successor in successors if successor.closes(now, reads=False)]
+def _unfollowed(
+    now: ControlRow | None, facts: ClientFacts, others: Iterable[OtherMigration]
+) -> Refusal | None:
+    """Return why rows that other migrations move are not written, None if there are no such migrations."""
+    closing = [other for other in others if other.closes(now, facts.view)]
     if not closing:
         return None
-    names = sorted(successor.script_id for successor in closing)
+    names = sorted(other.script_id for other in closing)
     listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    if not any(other.is_next for other in closing):
+        return Refusal(
+            OTHER_MIGRATION,
+            f"{listed} migrates the same rows as {facts.script_id}, and this client does not follow that",
+            f"end it, and use one of {names[0]}; no client follows both",
+        )
     return Refusal(
         MIGRATED_AGAIN,
-        f"{listed} migrates on what {now.script_id} has filled, and this client does not follow that",
+        f"{listed} migrates on what {facts.script_id} has filled, and this client does not follow that",
         f"end it, and use one of the old view of {names[0]}, or of its new view once that is open; a proxy is"
         " restarted with that script",
-        reads_too=any(successor.closes(now, reads=True) for successor in closing),
+        reads_too=any(other.closes(now, facts.view, reads=True) for other in closing),
     )
 
 

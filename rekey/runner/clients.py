@@ -5,6 +5,7 @@ has the rules that the phases rely on."""
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,10 +20,10 @@ from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import IntentRef, Journal
+from rekey.protocol.other_migrations import OtherMigration, add_other
 from rekey.protocol.propagate import Announce
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over, over_at, refused_at, silent_at
 from rekey.protocol.rules import SOURCE, TARGET, Side, View
-from rekey.protocol.successors import Successor, add_successor
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.refusals import refusal
@@ -223,15 +224,20 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
 
 async def closed_by_others(run: Run) -> list[str]:
     """Return a reason for each other migration with live clients that write rows of this one to the source
-    alone: they move other parts of it, or write it as the new table that theirs has filled."""
-    own = {declared.script_id for declared in run.beside}
-    filled = {declared.script_id for declared in run.builds_on}
+    alone: they move other parts of it, or the same rows, or write it as the new table that theirs has
+    filled."""
+    filled, same, beside = (
+        {declared.script_id for declared in others}
+        for others in (run.builds_on, run.of_same_rows, run.beside)
+    )
     return [
         reason(
             "filled-before"
             if script_id in filled
+            else "same-rows"
+            if script_id in same
             else "other-part"
-            if script_id in own
+            if script_id in beside
             else "other-part-elsewhere",
             script=script_id,
             own=run.script_id,
@@ -246,18 +252,26 @@ async def closed_by_others(run: Run) -> list[str]:
 
 async def _unfollowing(run: Run) -> dict[str, Clients]:
     """Return the clients that write the source and do not follow this migration, by the ids of theirs: those
-    of other parts of it, of the project or with a control row, and those that have filled it."""
-    views = dict.fromkeys([declared.script_id for declared in run.builds_on], View.NEW)
-    now = ticks_of(await run.restricted.server_time()) if views or run.declared.migration.where else 0
+    of other parts of it, of the project or with a control row, of its same rows, and those that have filled
+    it."""
+    views = defaultdict[str, set[str]](set)
+    for declared in run.builds_on:
+        views[declared.script_id].add(View.NEW)
+    for declared in run.of_same_rows:
+        theirs = await run.control_of(declared)
+        if theirs is None or theirs.ended_at is None:  # after cutover those of the new view write it, too
+            views[declared.script_id] |= {View.OLD, View.NEW}
     if run.declared.migration.where is not None:
         source, endpoint = run.declared.migration.source, run.config.tables.endpoint
         others = {part.script_id for part in await run.control.parts() if part.is_of(source, endpoint)}
         others |= {declared.script_id for declared in run.beside}
-        views |= dict.fromkeys(others - {run.script_id}, View.OLD)
+        for script_id in others - {run.script_id}:
+            views[script_id].add(View.OLD)
+    now = ticks_of(await run.restricted.server_time()) if views else 0
     clients = {}
-    for script_id, view in sorted(views.items()):
+    for script_id, written in sorted(views.items()):
         rows = await Registry(run.restricted, script_id).list()
-        unfollowing = [row for row in rows if row.view == view and not row.follows(run.script_id)]
+        unfollowing = [row for row in rows if row.view in written and not row.follows(run.script_id)]
         clients[script_id] = Clients(unfollowing, now)
     return clients
 
@@ -277,15 +291,21 @@ async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
     return max([*given_up, *([] if own is None else [own])], default=None)
 
 
-async def announce_to_fillers(run: Run) -> None:
-    """Let clients of migrations that filled the source know that this one moves it on: they do not follow it,
-    and refuse to write from the move to `dual_write` on. Gates find those that read before the move."""
-    successor = Successor(run.script_id, run.control.group, run.declared.migration.capture)
+async def announce_to_others(run: Run) -> None:
+    """Let clients of migrations that filled the source, or that have the same one, know of this migration:
+    they do not follow it, and refuse to write from the move to `dual_write` on. Gates find those that read
+    before the move."""
+    capture = run.declared.migration.capture
 
-    async def announce(filler: Declared) -> None:
-        await add_successor(run.restricted, filler.script_id, successor)
+    async def announce(to: tuple[Declared, bool]) -> None:
+        declared, is_next = to
+        own = OtherMigration(run.script_id, run.control.group, capture, is_next)
+        await add_other(run.restricted, declared.script_id, own)
 
-    await for_each(run.builds_on, announce, limit=run.config.limits.concurrency)
+    # One that is both in a circle of tables counts as the one that filled the source.
+    others = [(declared, False) for declared in run.of_same_rows]
+    others += [(declared, True) for declared in run.builds_on]
+    await for_each(others, announce, limit=run.config.limits.concurrency)
 
 
 async def forget_ended(run: Run) -> None:

@@ -64,4 +64,4 @@ def the_first_clients_are_not_told() -> Any:
     async def nothing(_run: object) -> None:
         return
 
-    return mock.patch.object(clients, "announce_to_fillers", nothing)
+    return mock.patch.object(clients, "announce_to_others", nothing)

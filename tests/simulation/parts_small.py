@@ -175,7 +175,7 @@ class PartsWorld(FollowingWorld):
         with suppress(RekeyError):
             if await dual_write.gate(run):
                 return
-            await clients.announce_to_fillers(run)
+            await clients.announce_to_others(run)
             await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
             if await backfill.gate(run):
                 return
@@ -212,6 +212,7 @@ class PartsWorld(FollowingWorld):
             declared=SimpleNamespace(cli_selector=script_id, migration=DECLARED[tenant].migration),
             source=self.store.table(SOURCE),
             builds_on=(),
+            of_same_rows=(),
             beside=[declared for other, declared in DECLARED.items() if other != tenant],
             group=(),
             is_delta=False,

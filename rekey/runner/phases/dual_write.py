@@ -6,7 +6,7 @@ from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import (
-    announce_to_fillers,
+    announce_to_others,
     closed_by_others,
     forget_ended,
     move,
@@ -34,7 +34,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
         await forget_ended(run)
-        await announce_to_fillers(run)
+        await announce_to_others(run)
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}

@@ -122,7 +122,7 @@ async def test_a_client_beats_before_it_reads_the_control_row(world: World) -> N
 
     world.service.gate = note
     await lease._read()
-    assert calls == ["insert_or_replace", "get"]
+    assert calls == ["insert_or_replace", "get", "page"], "the page names other migrations of its rows"
 
 
 async def test_trust_counts_from_the_beginning_of_a_slow_beat(world: World) -> None:

@@ -1,0 +1,106 @@
+"""Two migrations of the same table, capture "dual-write": no client follows both, so clients of one are at
+work while the other one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import GateClosed, WritesRefused
+from rekey.phases import ControlPhase, Phase
+from rekey.protocol.rules import View
+from rekey.tables.base import Operation, Verb
+from tests.worlds.company import Client, Company, company
+from tests.worlds.erasure import PLAIN_USERS
+from tests.worlds.scripts import under_writes
+from tests.worlds.small import user
+
+OTHER = "0002_other"
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Company]:
+    """Users → UsersV2."""
+    with company(tmp_path, PLAIN_USERS, [user(f"user{number}@example.com") for number in range(4)]) as made:
+        yield made
+
+
+@pytest.fixture
+def other(one: Company) -> Company:
+    """Users → Others."""
+    one.project.script(under_writes(PLAIN_USERS.replace('"UsersV2"', '"Others"')), f"{OTHER}.py")
+    return Company(one.project, OTHER, one.loop)
+
+
+def change(at: Client, name: str) -> None:
+    row = at.company.project.rows("Users")[0]
+    change = {"PartitionKey": row["PartitionKey"], "RowKey": row["RowKey"], "City": name}
+    at.company.do(at.write(Operation(Verb.MERGE, change, "*")))
+
+
+def cities(one: Company, table: str) -> set[str]:
+    return {row.get("City", "") for row in one.project.rows(table)}
+
+
+def end(client: Client) -> None:
+    client.company.do(client.close())
+    client.dead = True
+
+
+def test_clients_of_another_migration_of_the_rows_close_the_gates(one: Company, other: Company) -> None:
+    own = one.client(View.OLD, "own")
+    strange = other.client(View.OLD, "strange")
+    change(strange, "while neither has begun")
+    with pytest.raises(GateClosed) as closed:
+        one.apply()
+    said = str(closed.value)
+    assert f"clients of {OTHER}, which migrates the same rows of Users" in said
+    assert "strange (old view" in said and "own (old view" not in said
+    end(strange)
+    one.apply(Phase.CUTOVER)
+    assert "while neither has begun" in cities(one, "UsersV2")
+    with pytest.raises(GateClosed, match=r"own \(old view"):
+        other.apply()
+    assert other.phase is ControlPhase.SOURCE
+    end(own)
+
+
+def test_a_client_of_another_migration_of_the_rows_that_starts_late_refuses_to_write(
+    one: Company, other: Company
+) -> None:
+    one.client(View.OLD, "own")
+    one.apply(Phase.CUTOVER)
+    late = other.client(View.OLD, "late")
+    with pytest.raises(WritesRefused, match="0001_subject migrates the same rows as 0002_other") as refused:
+        change(late, "lost")
+    assert refused.value.code == "other-migration"
+    assert "lost" not in cities(one, "Users")
+
+
+def test_while_two_migrations_of_the_rows_have_begun_clients_of_either_refuse_to_write(
+    one: Company, other: Company
+) -> None:
+    other.apply(Phase.DUAL_WRITE)
+    one.apply()
+    client, late = one.client(View.OLD, "own"), other.client(View.OLD, "late")
+    for each, match in ((client, f"{OTHER} migrates"), (late, "0001_subject migrates")):
+        with pytest.raises(WritesRefused, match=match):
+            change(each, "lost")
+    end(late)
+    other.rollback(ControlPhase.SOURCE, drop=True)
+    one.do(client.lease.poll())
+    change(client, "followed again")
+    assert "followed again" in cities(one, "UsersV2")
+
+
+def test_a_client_of_another_migration_of_the_rows_writes_when_the_first_one_is_over(
+    one: Company, other: Company
+) -> None:
+    own = one.client(View.OLD, "own")
+    one.apply(Phase.CUTOVER)
+    end(own)
+    one.client(View.NEW, "own, new")
+    one.apply(Phase.COMPLETE)
+    change(other.client(View.OLD, "other"), "the application's matter")
