@@ -42,7 +42,8 @@ async def gate(run: Run) -> list[str]:
         raise refusal(
             "source-missing", table=run.source, account=account, section=section, file=file, similar=similar
         )
-    return [*await _still_maintained(run), *await _begun_before(run), *await _held_by_others(run)]
+    reasons = [*await _still_maintained(run), *await _begun_before(run), *await _out_of_date(run)]
+    return [*reasons, *await _held_by_others(run)]
 
 
 async def _held_by_others(run: Run) -> list[str]:
@@ -77,6 +78,18 @@ async def _still_maintained(run: Run) -> list[str]:
             reasons.append(reason("maintained-by-other", script=other.script_id, kept=kept, step=step))
         elif now is not None and now.handed_over_at is not None and await any_intent(run, other):
             reasons.append(reason("unsettled-by-other", script=other.script_id))
+    return reasons
+
+
+async def _out_of_date(run: Run) -> list[str]:
+    """Return a reason for each migration that is complete and has moved the same rows on: the application
+    does not write them to the source any more."""
+    reasons = []
+    for other in run.of_same_rows:
+        now = await run.control_of(other)
+        if now is not None and now.phase is ControlPhase.COMPLETE and not now.maintained:
+            source, target = other.migration.source, other.migration.target
+            reasons.append(reason("out-of-date", script=other.script_id, source=source, target=target))
     return reasons
 
 

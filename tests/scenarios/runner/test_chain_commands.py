@@ -157,9 +157,13 @@ def test_secondary_rows_are_not_repaired_past_the_clients_of_the_next_migration(
 @pytest.fixture
 def alike(lives: Lives) -> Iterator[tuple[Commands, Company]]:
     """Users → UsersV2, complete, and Users → UsersFlat, verified."""
-    rekey = lives.completed(PLAIN_USERS)
+    rekey = lives.begun(PLAIN_USERS)
     rekey.project.script(under_writes(PLAIN_USERS.replace("UsersV2", "UsersFlat")), f"{SECOND}.py")
     with Company(rekey.project, SECOND) as second:
+        second.apply(Phase.DUAL_WRITE)
+        rekey("verify", SCRIPT)
+        rekey("apply", SCRIPT, "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
+        rekey.project.clock.advance(60)
         second.client(View.OLD)
         second.apply()
         yield rekey, second

@@ -95,12 +95,13 @@ def test_while_two_migrations_of_the_rows_have_begun_clients_of_either_refuse_to
     assert "followed again" in cities(one, "UsersV2")
 
 
-def test_a_client_of_another_migration_of_the_rows_writes_when_the_first_one_is_over(
-    one: Company, other: Company
-) -> None:
+def test_a_table_whose_rows_have_been_moved_on_is_not_migrated_again(one: Company, other: Company) -> None:
     own = one.client(View.OLD, "own")
     one.apply(Phase.CUTOVER)
     end(own)
     one.client(View.NEW, "own, new")
     one.apply(Phase.COMPLETE)
     change(other.client(View.OLD, "other"), "the application's matter")
+    with pytest.raises(GateClosed, match="0001_subject, which is complete, has moved the same rows of Users to"):
+        other.apply()
+    assert not one.do(one.project.tables.table_exists("Others"))
