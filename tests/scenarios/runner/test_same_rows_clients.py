@@ -102,6 +102,8 @@ def test_a_table_whose_rows_have_been_moved_on_is_not_migrated_again(one: Compan
     one.client(View.NEW, "own, new")
     one.apply(Phase.COMPLETE)
     change(other.client(View.OLD, "other"), "the application's matter")
-    with pytest.raises(GateClosed, match="0001_subject, which is complete, has moved the same rows of Users to"):
+    with pytest.raises(
+        GateClosed, match="0001_subject, which is complete, has moved the same rows of Users to"
+    ):
         other.apply()
     assert not one.do(one.project.tables.table_exists("Others"))
