@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
+from rekey.client.abandoned import require_caller
 from rekey.client.flow import Flow, check_one_partition
 from rekey.client.steps import Decided, During, Prepared
 from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
@@ -64,6 +65,7 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
         )
     in_flight = flow.client.in_flight
     flow.client.permits.check(flow.permit)
+    require_caller()
     flow.sent, began = True, next(in_flight.moments)
     steps = [(write, During.of(write)) for write in writes]
     try:
@@ -145,6 +147,7 @@ async def _send_unwatched(
     table: Table, requested: Sequence[Operation], sent: Sequence[Operation], wait: Wait, witness: Witness
 ) -> list[str | None]:
     while True:
+        require_caller()
         try:
             return await apply_operations(table, sent)
         except RekeyError as error:

@@ -17,6 +17,7 @@ from xml.etree.ElementTree import ParseError
 from aiohttp import web
 from azure.core.exceptions import AzureError, ServiceRequestError
 
+from rekey.client.abandoned import to_its_end
 from rekey.client.sdk.answers import Answer, answer_in_parts, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
@@ -434,7 +435,7 @@ class Handler:
             raise rejected("NotImplemented", "the operation is not implemented", status=501) from None
         if not isinstance(call, Write):
             raise rejected("NotImplemented", "the operation is not implemented", status=501)
-        etags = await core.write(call.operations)
+        etags = await to_its_end(core.write(call.operations))
         return reply_to_write(asked, call, etags, self._base(exchange), self.account, batch)
 
     async def _batch(self, exchange: _Exchange, asked: Incoming) -> web.StreamResponse:
