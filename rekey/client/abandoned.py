@@ -47,8 +47,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def require_caller() -> None:
-    """Raise WritesRefused if the caller of the call is gone. Called before each sending of its write: the
-    caller may have written the row anew meanwhile."""
+    """Raise WritesRefused if the caller of the call is gone."""
     call = _CALL.get()
     if call is not None and call.abandoned:
         raise WritesRefused(ABANDONED, "nothing was written: the caller is gone", hint="write again")

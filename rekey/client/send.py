@@ -18,6 +18,7 @@ from rekey.protocol.operations import CREATES, is_conditional, may_take_effect
 from rekey.protocol.propagate import version_of
 from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, TARGET
+from rekey.tables.allowance import while_also
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, rejected
 from rekey.tables.requests import WriteApplied, all_applied
@@ -65,13 +66,12 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
         )
     in_flight = flow.client.in_flight
     flow.client.permits.check(flow.permit)
-    require_caller()
     flow.sent, began = True, next(in_flight.moments)
     steps = [(write, During.of(write)) for write in writes]
     try:
         etags, *_ = await side_by_side(
             [
-                apply_operations(flow.authority.table, operations),
+                _while_called(flow.authority.table, operations),
                 *(flow.authority.while_writing(write, during) for write, during in steps),
             ]
         )
@@ -147,14 +147,19 @@ async def _send_unwatched(
     table: Table, requested: Sequence[Operation], sent: Sequence[Operation], wait: Wait, witness: Witness
 ) -> list[str | None]:
     while True:
-        require_caller()
         try:
-            return await apply_operations(table, sent)
+            return await _while_called(table, sent)
         except RekeyError as error:
             if not is_ambiguous(error):
                 raise
             with suppress(Again):
                 return await settled(table, requested, sent, wait=wait, witness=witness, error=error)
+
+
+async def _while_called(table: Table, operations: Sequence[Operation]) -> list[str | None]:
+    """Send a write, unless its caller is gone by then: the caller may have written the row anew meanwhile."""
+    with while_also(require_caller):  # called as it is sent
+        return await apply_operations(table, operations)
 
 
 def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepared, Operation]]:
