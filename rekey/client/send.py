@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
+from rekey.client.abandoned import require_caller
 from rekey.client.flow import Flow, check_one_partition
 from rekey.client.steps import Decided, During, Prepared
 from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
@@ -17,6 +18,7 @@ from rekey.protocol.operations import CREATES, is_conditional, may_take_effect
 from rekey.protocol.propagate import version_of
 from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, TARGET
+from rekey.tables.allowance import while_also
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, rejected
 from rekey.tables.requests import WriteApplied, all_applied
@@ -69,7 +71,7 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
     try:
         etags, *_ = await side_by_side(
             [
-                apply_operations(flow.authority.table, operations),
+                _while_called(flow.authority.table, operations),
                 *(flow.authority.while_writing(write, during) for write, during in steps),
             ]
         )
@@ -146,12 +148,18 @@ async def _send_unwatched(
 ) -> list[str | None]:
     while True:
         try:
-            return await apply_operations(table, sent)
+            return await _while_called(table, sent)
         except RekeyError as error:
             if not is_ambiguous(error):
                 raise
             with suppress(Again):
                 return await settled(table, requested, sent, wait=wait, witness=witness, error=error)
+
+
+async def _while_called(table: Table, operations: Sequence[Operation]) -> list[str | None]:
+    """Send a write, unless its caller is gone by then: the caller may have written the row anew meanwhile."""
+    with while_also(require_caller):  # called as it is sent
+        return await apply_operations(table, operations)
 
 
 def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepared, Operation]]:

@@ -134,13 +134,14 @@ def read_scripts(
             scripts = [script for script in scripts if script.script_id != error.script]
 
 
-def load_script(path: Path, kept: bytes | None = None) -> Declared:
+def load_script(path: Path | str, kept: bytes | None = None) -> Declared:
     """Return one migration, without checking that its dependencies exist. Raises DeclarationError.
 
     Args:
         path: its file; for a file that declares several, with the migration's id in place of the file's stem.
         kept: the stored content, if the file is gone.
     """
+    path = Path(path)
     file = path if kept is not None else file_of(path)
     by_id = {script.script_id: script for script in _load(file, kept, path.stem)}
     if path.stem not in by_id:

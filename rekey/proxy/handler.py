@@ -17,7 +17,8 @@ from xml.etree.ElementTree import ParseError
 from aiohttp import web
 from azure.core.exceptions import AzureError, ServiceRequestError
 
-from rekey.client.sdk.answers import Answer, error_answer
+from rekey.client.abandoned import to_its_end
+from rekey.client.sdk.answers import Answer, answer_in_parts, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.client.sdk.router import Carrier
@@ -434,7 +435,7 @@ class Handler:
             raise rejected("NotImplemented", "the operation is not implemented", status=501) from None
         if not isinstance(call, Write):
             raise rejected("NotImplemented", "the operation is not implemented", status=501)
-        etags = await core.write(call.operations)
+        etags = await to_its_end(core.write(call.operations))
         return reply_to_write(asked, call, etags, self._base(exchange), self.account, batch)
 
     async def _batch(self, exchange: _Exchange, asked: Incoming) -> web.StreamResponse:
@@ -487,7 +488,7 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
     """
     try:
         if isinstance(error, RekeyError):
-            return answer_to_error(error, table, batch=batch)
+            return _in_transaction(answer_to_error(error, table, batch=batch), batch=batch)
     except OutcomeOpen:
         pass
     except ServiceRequestError:  # its text contains the account's address
@@ -497,6 +498,17 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
     if reads:
         return error_answer(503, "TimedOut", "nothing was answered in time")
     return error_answer(500, _OPEN, _OPEN_SAID)
+
+
+def _in_transaction(answer: Answer, *, batch: bool) -> Answer:
+    """Return the answer to a row that the mapping refuses as the service answers such a row of a transaction:
+    in a part, with the operation's index. SDKs make their exceptions for transactions of that alone."""
+    if not batch or answer.refusal is None or answer.status != HTTPStatus.BAD_REQUEST:
+        return answer
+    error = json.loads(answer.body)["odata.error"]
+    index = "" if answer.index is None else f"{answer.index}:"
+    text = f"{index}{error['message']['value']}"
+    return answer_in_parts([error_answer(answer.status, error["code"], text, index=answer.index)])
 
 
 def inserted_key(asked: Incoming) -> EntityKey | None:

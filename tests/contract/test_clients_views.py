@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +37,7 @@ from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.route import OtherRun
 from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing, Unavailable
+from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
@@ -156,6 +157,26 @@ async def refused(call: Awaitable[Any], code: str, status: int = 403) -> DualWri
 
 
 # --- two views --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["dual_write", "cutover"])
+async def test_canceled_writes_leave_nothing_that_a_freeze_would_wait_for(
+    setting: Setting, phase: str
+) -> None:
+    """Each is done whole or not at all, and the client gives its lease back when it is closed."""
+    await setting.reach(*(["dual_write"] if phase == "dual_write" else ["dual_write", "cutover"]))
+    slugs = [f"p{number}" for number in range(24)]
+    async with setting.client(setting.source) as old:
+        await old.raw("list_entities")
+        for number, slug in enumerate(slugs):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.001 * number):
+                    await old.raw("upsert_entity", post(slug))
+    assert not await setting.clients()
+    assert not [page async for page in setting.begun.restricted.table(JOURNAL_TABLE).scan() if page.rows]
+    written = {key.row for key in await setting.rows(setting.source)}
+    assert written <= set(slugs)
+    assert {row["Slug"] for row in (await setting.rows(setting.main)).values()} == written
 
 
 @both_kinds

@@ -11,6 +11,7 @@ from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import AsyncHTTPPolicy, ContentDecodePolicy, CustomHookPolicy, HTTPPolicy
 from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 
+from rekey.client.abandoned import to_its_end
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_of
 from rekey.client.sdk.calls import Call, Read, Table, Write, call_of
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
@@ -56,7 +57,7 @@ class _Policy:
             if not call.operations:
                 empty = RequestRejected("a transaction without operations", code="InvalidInput", status=400)
                 return answer_to_error(empty, self._core.table)
-            return answer_of(call, await self._core.write(call.operations))
+            return answer_of(call, await to_its_end(self._core.write(call.operations)))
         except RekeyError as error:
             return answer_to_error(error, self._core.table, batch=isinstance(call, Write) and call.batch)
         except TimeoutError:

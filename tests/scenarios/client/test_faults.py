@@ -7,10 +7,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from unittest import mock
 
 import pytest
 
+from rekey.client.abandoned import to_its_end
 from rekey.client.parts import MAX_IN_FLIGHT_S
 from rekey.client.source_authority import SourceAuthority
 from rekey.errors import (
@@ -665,6 +667,68 @@ async def test_cancellation_leaves_an_intent_or_nothing(memory: MemoryTableServi
     await writer.settle()
     assert world.intents or world.actual() == world.expected()
     await world.sweep()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("at", range(1, 10))
+async def test_a_call_whose_caller_is_canceled_leaves_nothing_open(
+    memory: MemoryTableService, at: int
+) -> None:
+    """Neither an intent nor an unknown outcome: a freeze would wait for both. Before its write is sent it is
+    not sent any more, afterwards the call goes on to its end."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    calls, sent = 0, False
+
+    async def cancel(call: Call) -> None:
+        nonlocal calls, sent
+        calls += 1
+        sent = sent or (call.table == "Users" and call.writes)
+        if calls == at:
+            calling.cancel()
+            outcome.append(sent)
+        await asyncio.sleep(0)
+
+    outcome: list[bool] = []
+    memory.gate = cancel
+    writer = world.writer(sleep=sleep_forever)
+    calling = asyncio.ensure_future(to_its_end(writer.write([replace(user(ANN.row, Age=2))])))
+    with suppress(asyncio.CancelledError):
+        await calling
+    for _ in range(200):
+        await asyncio.sleep(0)
+    memory.gate = open_gate
+    assert (world.intents, writer.left, world.permits.in_use) == (0, 0, 0)
+    if outcome:
+        assert world.rows("Users")[ANN]["Age"] == (2 if outcome[0] else 1)
+    await world.assert_quiet()
+
+
+async def test_a_call_whose_caller_is_canceled_does_not_overwrite_what_the_caller_wrote_then(
+    memory: MemoryTableService,
+) -> None:
+    """Its write loses a race against the caller's next one, and is not tried again."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer, canceled = world.writer(), asyncio.Event()
+
+    async def write_then(call: Call) -> None:
+        if call.table == "Users" and call.writes and not canceled.is_set():
+            canceled.set()
+            calling.cancel()
+            await asyncio.create_task(newer(), context=Context())
+        await asyncio.sleep(0)
+
+    async def newer() -> None:
+        await writer.write([replace(user(ANN.row, Age=3))])
+
+    memory.gate = write_then
+    calling = asyncio.ensure_future(to_its_end(writer.write([merge(user(ANN.row, Age=2))])))
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    for _ in range(200):
+        await asyncio.sleep(0)
+    memory.gate = open_gate
+    await writer.settle()
+    assert world.rows("Users")[ANN]["Age"] == 3
     await world.assert_quiet()
 
 

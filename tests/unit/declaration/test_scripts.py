@@ -65,6 +65,12 @@ def test_a_script_is_read(write: Write) -> None:
     assert declared.path.name == "0001_users.py"
 
 
+def test_a_script_is_read_by_its_path_as_text_too(write: Write) -> None:
+    """As clients take it."""
+    path = write("0001_users")
+    assert load_script(str(path)) == load_script(path)
+
+
 def test_reading_a_script_twice_gives_equal_declarations(write: Write) -> None:
     path = write("0001_users")
     assert load_script(path) == load_script(path)

@@ -446,3 +446,21 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         assert ("Retry-After" in dict(reply.headers)) is (status == 503)
         assert "RequestId:" in told["message"]["value"]
         assert b"inside" not in reply.body
+
+
+@pytest.mark.parametrize(("index", "text"), [(1, "1:row x: target"), (None, "row x: target")])
+def test_a_row_of_a_transaction_that_the_mapping_refuses_is_told_in_a_part(
+    index: int | None, text: str
+) -> None:
+    """SDKs read the failing operation's index, and make their exceptions for transactions, of that alone.
+    What is about no row is told for the whole transaction."""
+    refused = RowRefused("row-too-large", "target", "is too large", cure="drop properties", row_id="x")
+    refused.index = index
+    answer = answer_to(refused, "Users", reads=False, batch=True)
+    reply = reply_of({}, answer)
+    status, body = reply.body.decode().split("HTTP/1.1 ")[1].split(" ", 1)
+    told = json.loads(body[body.index("{") : body.rindex("}") + 1])["odata.error"]
+    assert (reply.status, status, told["code"]) == (202, "400", "row-too-large")
+    assert told["message"]["value"].startswith(text)
+    over = WritesRefused("old-view-over", "it is over", hint="deploy")
+    assert reply_of({}, answer_to(over, "Users", reads=False, batch=True)).status == 403
