@@ -295,7 +295,7 @@ class AzureTable(Table):
             doing = f"{verb.replace('_', ' ')} a row of {self._name}"
         headers, body, method = wire.COMMON_HEADERS, None, wire.METHODS[verb]
         if verb is not Verb.DELETE:
-            headers, body = {**headers, **_SENDING}, wire.encode_row(operation.row)
+            headers, body = {**headers, **_SENDING}, wire.encode_alone(operation.row)
         if verb in wire.CONDITIONAL:
             # Without the header an update would be an upsert.
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}

@@ -227,3 +227,17 @@ async def test_what_is_no_wire_value_is_refused_and_never_changed_silently(table
     with pytest.raises(RequestRejected):
         await table.transact([Operation(Verb.INSERT, row)])
     assert [page async for page in table.scan()] == []
+
+
+@pytest.mark.parametrize("text", ["😀" * 16_384, "x" + "漢" * 32_000, "é" * 32_000], ids=["😀", "漢", "é"])
+async def test_long_texts_beyond_ascii_survive_alone_and_in_transactions(table: Table, text: str) -> None:
+    """Such a row is larger than a piece in which a body arrives."""
+    row: Row = {"PartitionKey": "p", "RowKey": "long", "Text": text, "More": text}
+    await table.insert(row)
+    for write in (table.merge, table.replace, table.upsert):
+        assert content_of(await table.get(key_of(row)) or {}) == row
+        await write(row)
+    others: list[Row] = [{**row, "RowKey": name} for name in ("a", "é" * 100, "c")]
+    await table.transact([Operation(Verb.INSERT, other) for other in others])
+    for each in (row, *others):
+        assert content_of(await table.get(key_of(each)) or {}) == each
