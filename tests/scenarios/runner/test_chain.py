@@ -104,6 +104,19 @@ def test_retire_asks_once_what_became_of_its_tables(chain: Commands) -> None:
     assert (reads.count(SECOND), reads.count(THIRD)) == (2, 1)
 
 
+def test_a_chain_goes_on_after_the_state_file_was_lost_and_the_first_table_retired(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    prove_and_retire(rekey, SCRIPT)
+    for file in rekey.project.folder.glob("state.sqlite*"):
+        file.unlink()
+    rekey.project.script(next_of(2), f"{SECOND}.py")
+    complete_first = f"apply {SCRIPT} --to complete --yes {SCRIPT}"
+    assert f"Next: `rekey {complete_first}` first" in rekey("apply", SECOND, code=3).err
+    assert "all phases are done" in rekey(*complete_first.split()).out
+    rekey("apply", SECOND, "--to", "cutover", "--writers-stopped")
+    assert len(rekey.project.rows("UsersV3")) == ROWS
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "another table"])
 def test_index_rows_are_not_compared_with_what_stands_in_place_of_a_retired_table(
     lives: Lives, again: bool
