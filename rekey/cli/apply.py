@@ -254,6 +254,8 @@ def _apply_group(
         last = run.script_id
 
     session.caller.phase_ended = ran
+    for declared in chosen:
+        session.resume_needed(declared.script_id)
     ledger_ids = session.state.ledger_ids()
     for declared in chosen:
         _require_no_wait(declared, waits(declared, session.scripts, ledger_ids))
@@ -365,6 +367,7 @@ def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
     declared, state = result.declared, session.state
+    session.resume_needed(declared.script_id)
     result.waits = waits(declared, session.scripts, state.ledger_ids())
     if named:
         _require_no_wait(declared, result.waits)

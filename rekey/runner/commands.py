@@ -141,8 +141,8 @@ def _apply(
     }
     runs = _begun(script_ids, session.begin)
     for run in runs:
-        if run.script_id in planned:
-            _keep_plan(run, planned[run.script_id])
+        if (plan := planned.get(run.script_id)) is not None:
+            _keep_plan(run, plan)
     before = {script_id: session.ledger.applied(script_id) for script_id in script_ids}
     if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
         raise refusal("cut-over-already", script=script_ids[0])
@@ -344,10 +344,12 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
         raise errors.GateClosed(phase, list(reasons), hint=hint)
 
 
-def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
+def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan | None:
     migration = session.opened(script_id)
-    session.do(session.require_same(migration))
+    control = session.do(session.require_same(migration))
     migration.prepared.require()
+    if control is not None and control.phase is ControlPhase.RETIRED:
+        return None  # the state file was lost, and there is no source left to plan with
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
     subject = replace(session.do(subject_of(migration)), started=None)
     planning = session.config.plan

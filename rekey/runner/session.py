@@ -73,6 +73,8 @@ T = TypeVar("T")
 _WATCH_EVERY_S = 1.0
 # Audit event: the operator's setting when a runner first worked with it.
 _STEERED = "steered"
+# Audit event: a state file that did not know a begun migration was brought to its phase.
+_RESUMED = "resumed"
 
 
 @dataclass(slots=True)
@@ -258,6 +260,13 @@ class Session:
         if not self.has_begun(script_id):
             raise refusal("not-begun", script=script_id)
         return self.begin(script_id)
+
+    def resume_needed(self, script_id: str) -> None:
+        """Open the begun migrations that a script waits for and that a new state file does not know: they
+        count as far as their control rows say. Raises as `begin`."""
+        for needed in sorted(self.scripts[script_id].depends):
+            if needed in self.scripts and not self.ledger.applied(needed) and self.has_begun(needed):
+                self.begin(needed)
 
     def has_begun(self, script_id: str) -> bool:
         """Tell whether the ledger or the restricted store knows of a migration."""
@@ -474,6 +483,9 @@ class Session:
         if Phase.COMPLETE in counts and Phase.COMPLETE not in applied:
             # `complete` was cut off behind its move, and is not run again: what it removes last still stands.
             self.state.forget_keys(run.script_id)
+        if counts and not applied:
+            # If the state file was lost: without an entry of its audit log there is no evidence to export.
+            self.state.audit(_RESUMED, run.script_id, {"phase": row.phase, "digest": run.declared.digest})
         self.ledger.align(run.script_id, counts)
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # If the state file was lost, `dual_write` is only marked here, not run: it set no watermark. The

@@ -55,9 +55,9 @@ METHODS = {
 }
 CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
 # The first byte of U+2028 and U+2029 in UTF-8.
+_SEPARATORS_BEGIN = 0xE2
 # No piece of a body that Azurite decodes by itself is shorter.
 _LEAST_CHUNK = 16 << 10
-_SEPARATORS_BEGIN = 0xE2
 _TIMESTAMP_TYPE = TIMESTAMP + TYPE_SUFFIX
 _PLAIN_CLASSES = frozenset({str, bool, int, type(None)})
 _WIRE_CLASSES = _PLAIN_CLASSES | {float}

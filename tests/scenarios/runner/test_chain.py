@@ -104,6 +104,44 @@ def test_retire_asks_once_what_became_of_its_tables(chain: Commands) -> None:
     assert (reads.count(SECOND), reads.count(THIRD)) == (2, 1)
 
 
+def lose_state_file(rekey: Commands) -> None:
+    for file in rekey.project.folder.glob("state.sqlite*"):
+        file.unlink()
+
+
+def test_a_chain_goes_on_after_the_state_file_was_lost_and_the_first_table_retired(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    prove_and_retire(rekey, SCRIPT)
+    lose_state_file(rekey)
+    rekey.project.script(next_of(2), f"{SECOND}.py")
+    assert "all phases are done" in rekey("apply", SCRIPT).out
+    rekey("apply", SECOND, "--to", "cutover", "--writers-stopped")
+    assert len(rekey.project.rows("UsersV3")) == ROWS
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["not begun", "begun"])
+def test_a_later_migration_does_not_wait_for_one_that_a_lost_state_file_knew(
+    lives: Lives, begun: bool
+) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    rekey.project.script(next_of(2), f"{SECOND}.py")
+    if begun:
+        rekey("apply", SECOND)
+    lose_state_file(rekey)
+    rekey("apply", SECOND)
+    rekey("apply", SECOND, "--to", "cutover", "--writers-stopped")
+    assert len(rekey.project.rows("UsersV3")) == ROWS
+
+
+def test_evidence_is_exported_after_a_command_that_only_found_the_state_file_lost(lives: Lives) -> None:
+    rekey = lives.completed(PLAIN_USERS)
+    lose_state_file(rekey)
+    rekey("verify", SCRIPT, code=3)
+    rekey("apply", SCRIPT)
+    prove_and_retire(rekey, SCRIPT)
+    assert exist(rekey, "Users", "UsersV2") == [False, True]
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "another table"])
 def test_index_rows_are_not_compared_with_what_stands_in_place_of_a_retired_table(
     lives: Lives, again: bool

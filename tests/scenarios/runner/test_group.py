@@ -116,6 +116,17 @@ def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, captur
     assert asyncio.run(project.tables.table_exists("Users1")), "each table is named when it is deleted"
 
 
+def test_a_group_goes_on_after_the_state_file_was_lost_and_a_member_retired(tmp_path: Path) -> None:
+    project = grouped(tmp_path)
+    apply(project, Phase.COMPLETE)
+    with project.session(Options(typed_table="Users0", no_backup="a test")) as session:
+        prove(session.config, session.scripts["0000_users"], session.state)
+        commands.retire(session, "0000_users")
+    project.config.state.unlink()
+    project.clock.advance(120)
+    assert [done.next_phase for done in apply(project, None)] == [None, Phase.RETIRE, Phase.RETIRE]
+
+
 def killed_at(project: Project, effect: int, words: Callable[[], object]) -> bool:
     """Carry out a command whose process is killed before one of its effects; return whether that happened."""
     with (
