@@ -184,7 +184,7 @@ def one_by_one() -> Iterator[None]:
         if not is_joint(now, then):
             return await move(self, now, then)
         for one in await self.members():
-            row = await move(ControlStore(self._service, one.script_id, self.group), now, then)
+            row = await move(ControlStore(self.restricted, one.script_id, self.group), now, then)
         return row
 
     with (
