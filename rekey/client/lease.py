@@ -436,8 +436,8 @@ class ClientLease:
                 self._unknown = unknown_parts(parts, self.facts)
             else:
                 read = await self.store.read()
-            # After the beat, too. One that begins while this client is registered finds it, except next to or
-            # after a migration whose clients nobody waits for.
+            # After the beat, too. The gates of one that begins while this client is registered find it. Once
+            # this client's migration is over, the next one may have capture "delta", which has no such gates.
             has_ended = read is not None and read.ended_at is not None
             if was_over or has_ended or self._others:
                 self._others = await others_of(self.store)

@@ -302,7 +302,6 @@ async def announce_to_others(run: Run, control: ControlRow) -> None:
         own = OtherMigration(run.script_id, control.group, capture, is_next, control.run_id)
         await add_other(run.restricted, declared.script_id, own)
 
-    # One that is both in a circle of tables counts as the one that filled the source.
     others = [(declared, False) for declared in run.of_same_rows]
     others += [(declared, True) for declared in run.builds_on]
     await for_each(others, announce, limit=run.config.limits.concurrency)
