@@ -107,25 +107,25 @@ def _is_over(control: ControlRow) -> bool:
 
 
 class Guard:
-    """Sees to it, while rows of a table are written, that none is written past a migration that begins
-    meanwhile. As a context manager it looks once more at the end, when all is written."""
+    """Refuses to write rows of a table once a migration of it has begun. As a context manager it checks again
+    when all is written."""
 
     def __init__(self, stores: Sequence[Table], table: str, endpoint: str, clock: Clock) -> None:
         """Create it. `stores`: the `rekeycontrol` of restricted stores that may be read; else as of
         `names_in`."""
         self._stores, self._table, self._endpoint = stores, table, endpoint
         self._clock, self._due = clock, 0.0
-        # The runs of migrations that were over when it first looked.
+        # The runs of migrations that were over at the first check.
         self._over: frozenset[str] | None = None
 
     async def check(self) -> None:
-        """Look, at most every `EVERY_S` seconds. Raises Refused when a migration of the table has begun: no
-        verification that it has made so far counts."""
+        """Read the control rows, at most every `EVERY_S` seconds. Raises Refused when a migration of the
+        table has begun: no verification that it has made so far counts."""
         if self._clock.monotonic() >= self._due:
             self._due = self._clock.monotonic() + EVERY_S
-            await self._look()
+            await self._read()
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         seen = [(store, control) for store in self._stores for control in await control_rows(store)]
         if self._over is None:
             self._over = frozenset(control.run_id for _, control in seen if _is_over(control))
@@ -141,7 +141,7 @@ class Guard:
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # Also after an error: what was written last may have come behind a verification.
         with suppress(*(() if error is None else (RekeyError,))):
-            await self._look()
+            await self._read()
 
 
 async def _mark_changed(store: Table, control: ControlRow) -> None:

@@ -159,6 +159,7 @@ class ClientLease:
         self._reading = Reading(None)
         self._unknown: tuple[PartOfSource, ...] = ()
         self._others: Sequence[OtherMigration] = ()
+        self._others_read_at = float("-inf")
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -436,11 +437,12 @@ class ClientLease:
                 self._unknown = unknown_parts(parts, self.facts)
             else:
                 read = await self.store.read()
-            # After the beat, too. One that begins while this client is registered finds it, except next to or
-            # after a migration whose clients nobody waits for.
+            # After the beat, too. The gates of one that begins while this client is registered find it; those
+            # of capture "delta" do not ask, but it freezes long after it began.
             has_ended = read is not None and read.ended_at is not None
-            if was_over or has_ended or self._others:
-                self._others = await others_of(self.store)
+            is_due = began - self._others_read_at >= self.settings.lease_s
+            if was_over or has_ended or self._others or is_due:
+                self._others, self._others_read_at = await others_of(self.store), began
             self._take(read)
         finally:
             self._reads += 1

@@ -26,6 +26,7 @@ class OtherMigration:
     Attributes:
         group: its group, "" for none.
         capture: `dual-write` or `delta`.
+        run_id: of its control row. A later run may be of other tables, and is recorded anew.
         is_next: whether the other one has filled its source; else both have the same source.
         control: its control row; None where it was rolled back whole, or never began.
     """
@@ -34,17 +35,20 @@ class OtherMigration:
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
     capture: str = field(default="", metadata=column("Capture"))
     is_next: bool = field(default=False, metadata=column("IsNext"))
+    run_id: str = field(default="", metadata=column("RunId"))
     control: ControlRow | None = None
 
     def closes(self, own: ControlRow | None, view: str, *, reads: bool = False) -> bool:
         """Tell whether clients of a migration may not write (`reads`: nor read), as they do not follow this
         one. `own`: the control row of theirs."""
         theirs = self.control
-        if theirs is None or theirs.phase is ControlPhase.SOURCE:
+        if theirs is None or theirs.run_id != self.run_id or theirs.phase is ControlPhase.SOURCE:
             return False
         # Capture "delta" copies in a pass what is written before its freeze.
         is_open = theirs.phase is ControlPhase.DUAL_WRITE and self.capture == "delta"
         if not self.is_next:
+            if view == View.NEW and own is not None and own.ended_at is not None:
+                return False  # they do not write the source any more
             # It may be over, and the source of use to the clients' own migration alone.
             return not (is_open or reads or theirs.ended_at is not None)
         # One that ended before theirs was of an earlier table of that name.

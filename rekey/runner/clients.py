@@ -291,18 +291,17 @@ async def unannounced_until(run: Run, control: ControlRow | None) -> int | None:
     return max([*given_up, *([] if own is None else [own])], default=None)
 
 
-async def announce_to_others(run: Run) -> None:
+async def announce_to_others(run: Run, control: ControlRow) -> None:
     """Let clients of migrations that filled the source, or that have the same one, know of this migration:
     they do not follow it, and refuse to write from the move to `dual_write` on. Gates find those that read
-    before the move."""
+    before the move. `control`: its control row."""
     capture = run.declared.migration.capture
 
     async def announce(to: tuple[Declared, bool]) -> None:
         declared, is_next = to
-        own = OtherMigration(run.script_id, run.control.group, capture, is_next)
+        own = OtherMigration(run.script_id, control.group, capture, is_next, control.run_id)
         await add_other(run.restricted, declared.script_id, own)
 
-    # One that is both in a circle of tables counts as the one that filled the source.
     others = [(declared, False) for declared in run.of_same_rows]
     others += [(declared, True) for declared in run.builds_on]
     await for_each(others, announce, limit=run.config.limits.concurrency)

@@ -61,7 +61,7 @@ class ChainWorld(PartsWorld):
 def the_first_clients_are_not_told() -> Any:
     """Begin without a record beside the control row of the first migration."""
 
-    async def nothing(_run: object) -> None:
+    async def nothing(_run: object, _control: object) -> None:
         return
 
     return mock.patch.object(clients, "announce_to_others", nothing)

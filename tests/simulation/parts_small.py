@@ -175,7 +175,8 @@ class PartsWorld(FollowingWorld):
         with suppress(RekeyError):
             if await dual_write.gate(run):
                 return
-            await clients.announce_to_others(run)
+            now = await run.control.read()
+            await clients.announce_to_others(run, now)
             await clients.move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
             if await backfill.gate(run):
                 return

@@ -34,7 +34,7 @@ async def run(run: Run) -> Counters:
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
         await forget_ended(run)
-        await announce_to_others(run)
+        await announce_to_others(run, now)
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}

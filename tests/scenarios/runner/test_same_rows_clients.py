@@ -11,8 +11,9 @@ import pytest
 from rekey.errors import GateClosed, WritesRefused
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
+from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
-from tests.worlds.company import Client, Company, company
+from tests.worlds.company import QUICK, Client, Company, company
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.scripts import under_writes
 from tests.worlds.small import user
@@ -107,3 +108,51 @@ def test_a_table_whose_rows_have_been_moved_on_is_not_migrated_again(one: Compan
     ):
         other.apply()
     assert not one.do(one.project.tables.table_exists("Others"))
+
+
+def test_clients_of_a_completed_migration_write_its_new_table_while_another_one_of_the_rows_runs(
+    one: Company, other: Company
+) -> None:
+    """They do not write the source any more."""
+    other.apply(Phase.DUAL_WRITE)
+    one.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    one.apply(Phase.COMPLETE, Options(writers_stopped=True))
+    row = one.project.rows("UsersV2")[0]
+    key = {"PartitionKey": row["PartitionKey"], "RowKey": row["RowKey"]}
+    one.do(one.client(View.NEW).write(Operation(Verb.MERGE, {**key, "City": "written"}, "*")))
+    assert "written" in cities(one, "UsersV2")
+
+
+def test_a_migration_that_was_begun_again_with_another_source_closes_no_clients_of_the_former_one(
+    one: Company, other: Company
+) -> None:
+    other.apply(Phase.DUAL_WRITE)
+    other.rollback(ControlPhase.SOURCE, drop=True)
+    one.do(one.project.fill("Elsewhere", [user("elsewhere@example.com")]))
+    script = PLAIN_USERS.replace('"UsersV2"', '"FromElsewhere"').replace('"Users"', '"Elsewhere"')
+    one.project.script(under_writes(script), f"{OTHER}.py")
+    Company(one.project, OTHER, one.loop).apply(Phase.DUAL_WRITE)
+    assert other.phase is ControlPhase.DUAL_WRITE
+    change(one.client(View.OLD, "own"), "written")
+    assert "written" in cities(one, "Users")
+
+
+@pytest.mark.parametrize("to", [None, Phase.BACKFILL], ids=["not begun", "begun"])
+def test_a_client_at_work_refuses_to_write_once_capture_delta_has_cut_over(
+    one: Company, other: Company, to: Phase | None
+) -> None:
+    """No gate asks for it: it reads of the other migration in time."""
+    one.project.script(PLAIN_USERS.replace('"UsersV2"', '"Others"'), f"{OTHER}.py")
+    client = one.client(View.OLD, "own")
+    if to is not None:
+        one.apply(to)
+    other.apply()
+    one.live(2 * QUICK.lease_s)
+    change(client, "during the copy")
+    assert not other.verify().findings
+    other.apply(Phase.CUTOVER, Options(writers_stopped=True))
+    one.do(client.lease.poll())
+    with pytest.raises(WritesRefused, match=f"{OTHER} migrates the same rows"):
+        change(client, "lost")
+    assert "during the copy" in cities(one, "Others")
+    assert "lost" not in cities(one, "Users")

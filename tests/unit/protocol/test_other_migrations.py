@@ -9,7 +9,7 @@ import pytest
 from rekey.errors import StateUnusable
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.phases import ControlPhase as P
-from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.control import ControlRow, ControlStore, Maintainer
 from rekey.protocol.other_migrations import OtherMigration, add_other, others_of
 from rekey.protocol.rules import View
 from tests.fakes.memory import MemoryTableService
@@ -27,7 +27,7 @@ OWN = control(P.COMPLETE, FIRST, completed_at=NOON)
 
 
 def other(capture: str, now: ControlRow | None, *, is_next: bool) -> OtherMigration:
-    return OtherMigration(SECOND, "", capture, is_next, now)
+    return OtherMigration(SECOND, "", capture, is_next, "run", now)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,23 @@ def test_one_that_never_began_or_ended_before_closes_nothing() -> None:
     assert not other("dual-write", ended, is_next=True).closes(OWN, View.NEW)
 
 
+@pytest.mark.parametrize("is_next", [True, False])
+def test_one_that_was_begun_again_closes_nothing_until_it_is_recorded_again(is_next: bool) -> None:
+    """Its script may name other tables by then."""
+    now, view = control(P.CUTOVER), View.NEW if is_next else View.OLD
+    own = OWN if is_next else None
+    assert other("dual-write", now, is_next=is_next).closes(own, view)
+    assert not other("dual-write", replace(now, run_id="later"), is_next=is_next).closes(own, view)
+
+
+@pytest.mark.parametrize("phase", [P.COMPLETE, P.RETIRED])
+def test_a_migration_of_the_same_rows_does_not_close_the_new_table_of_one_that_is_over(phase: P) -> None:
+    now = other("dual-write", control(P.DUAL_WRITE), is_next=False)
+    assert not now.closes(replace(OWN, phase=phase), View.NEW)
+    assert now.closes(replace(OWN, phase=phase), View.OLD)
+    assert now.closes(replace(OWN, maintainer=Maintainer.CLIENTS), View.NEW), "the source follows its writes"
+
+
 @pytest.mark.asyncio
 async def test_other_migrations_are_read_with_the_control_rows_of_their_groups(
     service: MemoryTableService,
@@ -89,12 +106,12 @@ async def test_other_migrations_are_read_with_the_control_rows_of_their_groups(
     grouped = ControlStore(service, SECOND, "billing")
     await grouped.create(control(P.SOURCE, group="billing"))
     third_one = OtherMigration("0003_third", capture="dual-write", is_next=True)
-    for each in (OtherMigration(SECOND, "billing", "delta"), third_one):
+    for each in (OtherMigration(SECOND, "billing", "delta", run_id="run"), third_one):
         await add_other(service, FIRST, each)
         await add_other(service, FIRST, each)
     second, third = await others_of(ControlStore(service, FIRST))
-    assert (second.script_id, second.group, second.capture, second.is_next) == (
-        SECOND, "billing", "delta", False,
+    assert (second.script_id, second.group, second.capture, second.is_next, second.run_id) == (
+        SECOND, "billing", "delta", False, "run",
     )  # fmt: skip
     assert second.control == await grouped.read()
     assert second.control is not None
