@@ -159,7 +159,6 @@ class ClientLease:
         self._reading = Reading(None)
         self._unknown: tuple[PartOfSource, ...] = ()
         self._others: Sequence[OtherMigration] = ()
-        self._others_read_at = float("-inf")
         self._trusted_until = float("-inf")
         self._in_flight = RunningOperations()
         self._problems: dict[str, RekeyError] = {}
@@ -437,12 +436,11 @@ class ClientLease:
                 self._unknown = unknown_parts(parts, self.facts)
             else:
                 read = await self.store.read()
-            # After the beat, too. The gates of one that begins while this client is registered find it; those
-            # of capture "delta" do not ask, but it freezes long after it began.
+            # After the beat, too. The gates of one that begins while this client is registered find it. Once
+            # this client's migration is over, the next one may have capture "delta", which has no such gates.
             has_ended = read is not None and read.ended_at is not None
-            is_due = began - self._others_read_at >= self.settings.lease_s
-            if was_over or has_ended or self._others or is_due:
-                self._others, self._others_read_at = await others_of(self.store), began
+            if was_over or has_ended or self._others:
+                self._others = await others_of(self.store)
             self._take(read)
         finally:
             self._reads += 1

@@ -13,7 +13,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
-from tests.worlds.company import QUICK, Client, Company, company
+from tests.worlds.company import Client, Company, company
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.scripts import under_writes
 from tests.worlds.small import user
@@ -135,24 +135,3 @@ def test_a_migration_that_was_begun_again_with_another_source_closes_no_clients_
     assert other.phase is ControlPhase.DUAL_WRITE
     change(one.client(View.OLD, "own"), "written")
     assert "written" in cities(one, "Users")
-
-
-@pytest.mark.parametrize("to", [None, Phase.BACKFILL], ids=["not begun", "begun"])
-def test_a_client_at_work_refuses_to_write_once_capture_delta_has_cut_over(
-    one: Company, other: Company, to: Phase | None
-) -> None:
-    """No gate asks for it: it reads of the other migration in time."""
-    one.project.script(PLAIN_USERS.replace('"UsersV2"', '"Others"'), f"{OTHER}.py")
-    client = one.client(View.OLD, "own")
-    if to is not None:
-        one.apply(to)
-    other.apply()
-    one.live(2 * QUICK.lease_s)
-    change(client, "during the copy")
-    assert not other.verify().findings
-    other.apply(Phase.CUTOVER, Options(writers_stopped=True))
-    one.do(client.lease.poll())
-    with pytest.raises(WritesRefused, match=f"{OTHER} migrates the same rows"):
-        change(client, "lost")
-    assert "during the copy" in cities(one, "Others")
-    assert "lost" not in cities(one, "Users")
