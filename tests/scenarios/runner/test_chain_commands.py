@@ -17,7 +17,7 @@ from rekey.protocol.rules import TARGET, View
 from rekey.runner.handover import hand_over
 from tests.asserts.command_line import Commands
 from tests.scenarios.runner.test_chain import SECOND, next_of, prove_and_retire
-from tests.scenarios.runner.test_chain_clients import OVER_S
+from tests.scenarios.runner.test_chain_clients import OVER_S, end
 from tests.worlds.company import Company, company_at
 from tests.worlds.erasure import PLAIN_USERS, SCRIPT, WHY, Lives, by_old, rows_of
 from tests.worlds.kills import killed
@@ -179,8 +179,7 @@ def test_no_source_row_is_erased_past_the_clients_of_another_migration_of_it(
     second.apply(Phase.CUTOVER)
     second.assert_in_step()
     rekey(*words, code=3)
-    second.do(second.clients[0].close())
-    second.clients[0].dead = True
+    end(second.clients[0])
     second.apply(Phase.COMPLETE)
     assert rekey(*words, "--json").json["target_rows"] == {"UsersV2": 1}
 

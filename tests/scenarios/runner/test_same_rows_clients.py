@@ -13,6 +13,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
+from tests.scenarios.runner.test_chain_clients import end
 from tests.worlds.company import Client, Company, company
 from tests.worlds.erasure import PLAIN_USERS
 from tests.worlds.scripts import under_writes
@@ -43,11 +44,6 @@ def change(at: Client, name: str) -> None:
 
 def cities(one: Company, table: str) -> set[str]:
     return {row.get("City", "") for row in one.project.rows(table)}
-
-
-def end(client: Client) -> None:
-    client.company.do(client.close())
-    client.dead = True
 
 
 def test_clients_of_another_migration_of_the_rows_close_the_gates(one: Company, other: Company) -> None:
